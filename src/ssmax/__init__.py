@@ -1,0 +1,58 @@
+"""Scalable-Softmax: attention that keeps its focus at any context length.
+
+Every public name is loaded on first use, so `import ssmax` costs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ssmax import nn as nn
+    from ssmax import ops as ops
+    from ssmax import records as records
+    from ssmax import testing as testing
+    from ssmax.ops.attention import attention_rows as attention_rows
+    from ssmax.ops.attention import ssmax_attention as ssmax_attention
+    from ssmax.ops.rope import apply_rope as apply_rope
+    from ssmax.ops.rope import rope_tables as rope_tables
+    from ssmax.ops.rope_scale.api import rope_scale as rope_scale
+    from ssmax.ops.scale import initial_s as initial_s
+    from ssmax.ops.scale import ssmax_factor as ssmax_factor
+    from ssmax.ops.softmax import ssmax as ssmax
+    from ssmax.ops.softmax import ssmax_power as ssmax_power
+    from ssmax.ops.visible import num_visible_keys as num_visible_keys
+    from ssmax.ops.visible import visible_keys as visible_keys
+
+__version__ = "0.1.0"
+
+_HOME_OF = {
+    "SSMaxScale": "ssmax.nn",
+    "apply_rope": "ssmax.ops.rope",
+    "attention_rows": "ssmax.ops.attention",
+    "initial_s": "ssmax.ops.scale",
+    "num_visible_keys": "ssmax.ops.visible",
+    "rope_scale": "ssmax.ops.rope_scale.api",
+    "rope_tables": "ssmax.ops.rope",
+    "ssmax": "ssmax.ops.softmax",
+    "ssmax_attention": "ssmax.ops.attention",
+    "ssmax_factor": "ssmax.ops.scale",
+    "ssmax_power": "ssmax.ops.softmax",
+    "visible_keys": "ssmax.ops.visible",
+}
+_ROOMS = ("nn", "ops", "records", "testing")
+
+__all__ = [*_HOME_OF, *_ROOMS]  # noqa: PLE0604 (names are checked by tests/test_door.py)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"ssmax.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ssmax' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,17 @@
+"""Packages that only some rooms need, asked for where they are used."""
+
+import importlib
+from types import ModuleType
+
+
+def require(module: str, *, extra: str, purpose: str) -> ModuleType:
+    """The module, or an ImportError that names the extra and the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if missing.name != module.split(".")[0]:
+            raise
+        raise ImportError(
+            f"{purpose} needs the package {module!r}, which is not installed; "
+            f"install it with: pip install 'ssmax[{extra}]'"
+        ) from missing

@@ -1,0 +1,260 @@
+"""Scalable-Softmax attention: count n, scale the query, call the fastest softmax attention.
+
+Scaling the query rather than the logits costs one multiply per channel, leaves cached keys those of
+the softmax model, and lets every softmax kernel serve unchanged.
+"""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+
+import torch
+from torch import Tensor
+
+from ssmax.ops.backends import Backend, attend
+from ssmax.ops.backends.eager import attention_weights
+from ssmax.ops.rope_scale.api import scale_query
+from ssmax.ops.scale import Number, ssmax_factor
+from ssmax.ops.visible import Visibility, Window, values_are_readable, visibility
+
+
+def ssmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    s: Number,
+    *,
+    bias: Number | None = None,
+    num_keys: int | Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    dropout_p: float = 0.0,
+    backend: Backend = "auto",
+) -> Tensor:
+    """softmax((s log n + b) q k^T scale) v with n the number of keys each query can see.
+
+    q is (B, H, T, D), k and v (B, G, S, D), as in `scaled_dot_product_attention`; s and bias are
+    scalars or (H,), learnable. With fewer queries than keys the queries are the last ones, so
+    `is_causal` serves cached decoding. `key_padding_mask` (B, S) is True for tokens; `window`,
+    `cu_seqlens` and `positions` are as in `visible_keys`; `attn_mask` is boolean (True is visible)
+    or additive (-inf is hidden; what it adds is not scaled). `num_keys` overrides the count: a
+    number, (T,), (B, T) or (B, H, T). A query that sees nothing gives zeros. Values of tensors are
+    checked on the CPU only; on a GPU that would wait for the device.
+    """
+    _check_heads(q, k, v, enable_gqa)
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
+    sight = _sight(
+        q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens
+    )
+    factor_BHT = _factor(q, s, bias, num_keys, sight)
+    q = scale_query(q, factor_BHT)
+    q, k, v = _autocast(q, k, v)
+    return attend(q, k, v, sight, scale=scale, dropout_p=dropout_p, backend=backend)
+
+
+def attention_rows(
+    q: Tensor,
+    k: Tensor,
+    s: Number,
+    rows: Tensor | list[int],
+    *,
+    bias: Number | None = None,
+    num_keys: int | Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    is_causal: bool = False,
+    window: Window = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention weights of chosen queries only, (B, H, rows, S), float32 or wider.
+
+    `rows` are indices among the T queries, negative ones from the end; all else is as in
+    `ssmax_attention`. Memory grows with rows x keys, never with queries x keys.
+    """
+    _check_heads(q, k, k, enable_gqa)
+    rows = _check_rows(rows, q)
+    sight = _sight(
+        q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens
+    )
+    factor_BHT = _factor(q, s, bias, num_keys, sight).expand(q.shape[:3])[:, :, rows]
+    # In float32 or wider throughout: a probe has no kernel to match.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q = q[:, :, rows].to(wide) * factor_BHT.unsqueeze(-1)
+    return attention_weights(q, k, sight.at(rows), scale=scale)
+
+
+def _sight(
+    q: Tensor,
+    k: Tensor,
+    attn_mask: Tensor | None,
+    key_padding_mask: Tensor | None,
+    positions: Tensor | None,
+    is_causal: bool,
+    window: Window,
+    cu_seqlens: Tensor | None,
+) -> Visibility:
+    batch, num_heads = q.shape[:2]
+    sight = visibility(
+        q.shape[2],
+        k.shape[2],
+        is_causal=is_causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        key_padding_mask=key_padding_mask,
+        positions=positions,
+        attn_mask=attn_mask,
+        device=q.device,
+    )
+    if key_padding_mask is not None and key_padding_mask.shape[0] != batch:
+        raise ValueError(
+            f"key_padding_mask must have a row for each of the {batch} rows of q, "
+            f"got {key_padding_mask.shape[0]}"
+        )
+    if positions is not None and positions.dim() == 2 and positions.shape[0] not in (1, batch):
+        raise ValueError(
+            f"positions must be (queries,) or have a row for each of the {batch} rows of q, "
+            f"got {positions.shape[0]}"
+        )
+    if sight.mask is not None and (
+        sight.mask.shape[0] not in (1, batch) or sight.mask.shape[1] not in (1, num_heads)
+    ):
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, heads, queries, keys) with batch {batch} and "
+            f"{num_heads} heads, got {tuple(sight.mask.shape)}"
+        )
+    return sight
+
+
+def _factor(
+    q: Tensor, s: Number, bias: Number | None, num_keys: int | Tensor | None, sight: Visibility
+) -> Tensor:
+    """s log n + b, broadcastable to (B, H, T), float32 or wider."""
+    num_heads = q.shape[1]
+    s = _check_per_head("s", s, q)
+    bias = None if bias is None else _check_per_head("bias", bias, q)
+    n = sight.count().clamp_min(1) if num_keys is None else _check_num_keys(num_keys, q)
+    if n.dim() < 3:
+        n = n.unsqueeze(-2)
+    return ssmax_factor(
+        n,
+        s.expand(num_heads).unsqueeze(-1),
+        None if bias is None else bias.expand(num_heads).unsqueeze(-1),
+    )
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast does to scaled_dot_product_attention, for every backend alike."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions, (batch, heads, tokens, width), "
+                f"got shape {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must be floating point, got {x.dtype}; write {name}.float()")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k and v must agree in batch, heads and tokens, got {tuple(k.shape)} and "
+            f"{tuple(v.shape)}"
+        )
+    if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            f"q and k must agree in batch and head width, got {tuple(q.shape)} and {tuple(k.shape)}"
+        )
+    if not (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type)):
+        raise ValueError(
+            f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
+        )
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+    heads, key_heads = q.shape[1], k.shape[1]
+    if heads == key_heads:
+        return
+    if key_heads == 0 or heads % key_heads:
+        raise ValueError(
+            f"query heads must be a multiple of key heads, got {heads} and {key_heads}"
+        )
+    if not enable_gqa:
+        raise ValueError(
+            f"{heads} query heads share {key_heads} key heads; pass enable_gqa=True if that is meant"
+        )
+
+
+def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
+    """One number or one per query head, as a tensor at least as wide as q."""
+    if not isinstance(value, Tensor):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise ValueError(
+                f"{name} must be a number or a tensor of one value per query head, got {value!r}"
+            )
+        value = torch.tensor(float(value), dtype=torch.promote_types(q.dtype, torch.float32))
+    if not value.is_floating_point():
+        raise ValueError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
+    if value.shape not in ((), (1,), (q.shape[1],)):
+        raise ValueError(
+            f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
+            f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads."
+        )
+    if values_are_readable(value) and value.isnan().any():
+        raise ValueError(f"{name} holds NaN; the training that made it has diverged")
+    return value.to(q.device, torch.promote_types(value.dtype, _factor_dtype(q)))
+
+
+def _factor_dtype(q: Tensor) -> torch.dtype:
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
+    batch, heads, num_queries, _ = q.shape
+    n = torch.as_tensor(num_keys, device=q.device)
+    if n.dtype == torch.bool or n.is_complex():
+        raise ValueError(f"num_keys must be whole numbers, got {n.dtype}")
+    fits = n.dim() <= 3 and all(
+        size in (1, wanted)
+        for size, wanted in zip(
+            n.shape[::-1], (num_queries, *((heads, batch) if n.dim() == 3 else (batch,))),
+            strict=False,
+        )
+    )  # fmt: skip
+    if not fits:
+        raise ValueError(
+            f"num_keys must be a number or broadcast to ({num_queries} queries,), "
+            f"({batch}, {num_queries}) or ({batch}, {heads}, {num_queries}), got {tuple(n.shape)}"
+        )
+    if values_are_readable(n) and n.numel() and not (n >= 1).all():
+        raise ValueError(
+            f"num_keys must be at least 1 (log n is taken), got {n.min().item():g}; "
+            "a query that sees nothing has n = 1"
+        )
+    return n if n.dim() else n.expand(num_queries)
+
+
+def _check_rows(rows: Tensor | list[int], q: Tensor) -> Tensor:
+    rows = torch.as_tensor(rows, device=q.device)
+    num_queries = q.shape[2]
+    if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise ValueError(
+            f"rows must be a list of query indices, got {rows.dtype} of shape {tuple(rows.shape)}"
+        )
+    outside = (rows < -num_queries) | (rows >= num_queries)
+    if values_are_readable(rows) and outside.any():
+        raise ValueError(
+            f"rows must lie in -{num_queries}..{num_queries - 1}, got {int(rows[outside][0])}"
+        )
+    return torch.where(rows < 0, rows + num_queries, rows)

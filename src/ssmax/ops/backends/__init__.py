@@ -1,0 +1,67 @@
+"""Softmax attention under any visibility, by the fastest kernel that can serve the call.
+
+The query arrives scaled, so nothing here knows of Scalable-Softmax: a backend only has to hide the
+right keys. Each says in one sentence why it cannot serve a call, or None; a named backend raises
+that sentence and never falls back to another.
+"""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from ssmax.ops.backends import eager, flex, sdpa, varlen
+from ssmax.ops.backends.call import Call
+from ssmax.ops.visible import Visibility
+
+Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "flex", "eager"]
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    sight: Visibility,
+    *,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    backend: Backend = "auto",
+) -> Tensor:
+    """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
+    call = Call(q_BHTD, k_BGSD, v_BGSD, sight, scale, dropout_p)
+    chosen = choose_backend(backend, call)
+    if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:
+        return q_BHTD.sum() * v_BGSD.new_zeros(*q_BHTD.shape[:3], v_BGSD.shape[-1])
+    match chosen:
+        case "varlen":
+            return varlen.attend(call)
+        case "flex":
+            return flex.attend(call)
+        case "eager":
+            return eager.attend(call)
+        case _:
+            return sdpa.attend(call, kernel=None if chosen == "auto" else chosen)
+
+
+def choose_backend(backend: Backend, call: Call) -> Backend:
+    """The backend that serves this call, `auto` being SDPA's fastest kernel."""
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
+    if backend == "auto":
+        return "varlen" if call.needs_mask and varlen.why_not(call) is None else "auto"
+    match backend:
+        case "varlen":
+            reason = varlen.why_not(call)
+        case "flex":
+            reason = flex.why_not(call)
+        case "eager":
+            reason = None
+        case _:
+            reason = sdpa.why_not(call, backend)
+    if reason is not None:
+        raise ValueError(
+            f"backend={backend!r} cannot serve this call: {reason}; "
+            "pass backend='auto' or name another"
+        )
+    return backend

@@ -1,0 +1,156 @@
+"""scaled_dot_product_attention: every kernel of PyTorch's own, with a mask only where needed."""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ssmax.ops.backends.call import Call
+from ssmax.ops.visible import values_are_readable, visibility
+
+SDPA_KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+# cuDNN is the fastest on Hopper, and SDPA's own order would take flash before it.
+FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", "math")]
+
+# Queries under one explicit mask at a time: the mask is never queries x keys as a whole.
+CPU_ROWS_PER_BLOCK = 256
+CUDA_MASK_ELEMENTS = 1 << 28
+
+
+def attend(call: Call, kernel: str | None) -> Tensor:
+    """SDPA with the named kernel, or with the fastest that takes the call."""
+    sight = call.sight
+    if sight.sees_all or sight.is_plain_causal:
+        return _run(call, kernel, is_causal=sight.is_plain_causal)
+    if sight.cu_seqlens is not None and (documents := _documents(call)) is not None:
+        return torch.cat([attend(document, kernel) for document in documents], dim=2)
+    blocks = [_run_rows(call, kernel, rows) for rows in _row_blocks(call)]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
+
+
+def _run_rows(call: Call, kernel: str | None, rows: slice) -> Tensor:
+    """Some of the queries, with an explicit mask over the keys they may see."""
+    keys = call.sight.key_span(rows)
+    visible = call.sight.visible_mask(rows, keys)
+    blind = None
+    if call.sight.may_hide_all:
+        # A blind query is shown everything and zeroed afterwards: no kernel meets an empty row.
+        blind = ~visible.any(-1, keepdim=True)
+        visible = visible | blind
+    mask = visible
+    if (bias := call.sight.bias_block(rows, keys)) is not None:
+        mask = torch.where(visible, bias.masked_fill(bias == -torch.inf, 0.0), -torch.inf)
+        mask = mask.to(call.q_BHTD.dtype)
+    block = replace(
+        call,
+        q_BHTD=call.q_BHTD[:, :, rows],
+        k_BGSD=call.k_BGSD[:, :, keys],
+        v_BGSD=call.v_BGSD[:, :, keys],
+    )
+    out = _run(block, kernel, attn_mask=mask)
+    return out if blind is None else out.masked_fill(blind, 0.0)
+
+
+def _run(
+    call: Call,
+    kernel: str | None,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    k, v, enable_gqa = call.k_BGSD, call.v_BGSD, call.is_grouped
+    if enable_gqa and not _groups_heads(call, kernel, attn_mask):
+        (k, v), enable_gqa = call.repeated_heads(), False
+
+    def run() -> Tensor:
+        return F.scaled_dot_product_attention(
+            call.q_BHTD,
+            k,
+            v,
+            attn_mask=attn_mask,
+            dropout_p=call.dropout_p,
+            is_causal=is_causal,
+            scale=call.scale,
+            enable_gqa=enable_gqa,
+        )
+
+    if kernel is None and not call.on_gpu:
+        return run()
+    if kernel is None:
+        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+            return run()
+    with sdpa_kernel(SDPA_KERNELS[kernel]), warnings.catch_warnings():
+        # PyTorch warns of every kernel that it was told not to use; the error below says it once.
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            return run()
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+            raise ValueError(
+                f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
+                f"{call.q_BHTD.dtype}, head width {call.q_BHTD.shape[-1]} and this mask on "
+                f"{call.q_BHTD.device}; pass backend='auto' or name another"
+            ) from None
+
+
+def _groups_heads(call: Call, kernel: str | None, attn_mask: Tensor | None) -> bool:
+    """True where the kernel reads shared key heads itself."""
+    if kernel is None:
+        return call.on_gpu and attn_mask is None
+    return kernel != "efficient"
+
+
+def _row_blocks(call: Call) -> Iterator[slice]:
+    """Queries in blocks whose mask stays small."""
+    num_queries, num_keys = call.sight.num_queries, call.sight.num_keys
+    rows = CPU_ROWS_PER_BLOCK
+    if call.on_gpu:
+        rows = max(rows, CUDA_MASK_ELEMENTS // (call.q_BHTD.shape[0] * num_keys))
+    for start in range(0, num_queries, rows):
+        yield slice(start, min(start + rows, num_queries))
+
+
+def _documents(call: Call) -> list[Call] | None:
+    """One call per packed document, where its bounds can be read and nothing else cuts across."""
+    sight = call.sight
+    assert sight.cu_seqlens is not None
+    square = sight.num_queries == sight.num_keys
+    if not (square and sight.is_interval and not sight.by_positions):
+        return None
+    if not values_are_readable(sight.cu_seqlens):
+        return None
+    bounds = sight.cu_seqlens.tolist()
+    return [
+        replace(
+            call,
+            q_BHTD=call.q_BHTD[:, :, a:b],
+            k_BGSD=call.k_BGSD[:, :, a:b],
+            v_BGSD=call.v_BGSD[:, :, a:b],
+            sight=visibility(
+                b - a, b - a, is_causal=sight.is_causal, window=sight.window, device=sight.device
+            ),
+        )
+        for a, b in zip(bounds, bounds[1:], strict=False)
+        if b > a
+    ]
+
+
+def why_not(call: Call, kernel: str) -> str | None:
+    """Why this kernel cannot serve the call, as far as it is known beforehand."""
+    if kernel in ("cudnn", "efficient") and not call.on_gpu:
+        return f"it needs CUDA tensors, got {call.q_BHTD.device}"
+    if kernel == "flash" and call.on_gpu and call.needs_mask:
+        return "flash attention in SDPA takes no mask; 'varlen' does windows and packing"
+    return None

@@ -1,0 +1,128 @@
+"""rope_scale's door: checks, the choice of implementation, the custom op and its gradient."""
+
+# B batch, H query heads, G key heads, T tokens, D head width
+
+import importlib.util
+import os
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ssmax._extras import require
+from ssmax.ops.rope import check_tables
+from ssmax.ops.rope_scale.reference import rope_scale_reference
+
+Impl = Literal["auto", "reference", "triton"]
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def rope_scale(
+    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor, *, impl: Impl = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Rotate q and k by their positions and multiply q by its factor, in one pass.
+
+    cos and sin come from `rope_tables`: (T, R / 2) or (B, T, R / 2) for rotary width R <= D.
+    `factor` broadcasts to (B, H, T). Differentiable in q, k and factor. A named impl never falls
+    back to another.
+    """
+    factor_BHT = _check(q_BHTD, k_BGTD, cos, sin, factor)
+    if choose_impl(impl, q_BHTD.device) == "reference":
+        return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor_BHT)
+    return _rope_scale_op(q_BHTD, k_BGTD, _unit_stride(cos), _unit_stride(sin), factor_BHT)
+
+
+def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
+    """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
+    if choose_impl("auto", q_BHTD.device) == "reference":
+        wide = torch.promote_types(q_BHTD.dtype, factor_BHT.dtype)
+        return (q_BHTD.to(wide) * factor_BHT.unsqueeze(-1)).to(q_BHTD.dtype)
+    no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
+    factor_BHT = factor_BHT.expand(q_BHTD.shape[:3])
+    return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor_BHT)[0]
+
+
+def choose_impl(impl: Impl, device: torch.device) -> Impl:
+    """What `auto` means here; a name is a promise and is refused where it cannot be kept."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl == "auto":
+        return "triton" if device.type == "cuda" and _HAS_TRITON else "reference"
+    if impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError(
+            f"impl='triton' needs CUDA tensors, got {device}; pass impl='reference', or set "
+            "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
+        )
+    return impl
+
+
+@torch.library.custom_op("ssmax::rope_scale", mutates_args=())
+def _rope_scale_op(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _kernels().forward(q, k, cos, sin, factor)
+
+
+@torch.library.custom_op("ssmax::rope_scale_backward", mutates_args=())
+def _rope_scale_backward_op(
+    dq_out: Tensor, dk_out: Tensor, q: Tensor | None, cos: Tensor, sin: Tensor, factor: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _kernels().backward(dq_out, dk_out, q, cos, sin, factor)
+
+
+@_rope_scale_op.register_fake
+def _(q, k, cos, sin, factor):
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+@_rope_scale_backward_op.register_fake
+def _(dq_out, dk_out, q, cos, sin, factor):
+    shape = dq_out.shape[:3] if q is not None else (0, 0, 0)
+    return torch.empty_like(dq_out), torch.empty_like(dk_out), factor.new_empty(shape)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    q, _, cos, sin, factor = inputs
+    # Only the factor's gradient looks at q: a fixed factor keeps no extra activation alive.
+    ctx.save_for_backward(q if ctx.needs_input_grad[4] else None, cos, sin, factor)
+
+
+def _backward(ctx, dq_out, dk_out):
+    q, cos, sin, factor = ctx.saved_tensors
+    dq, dk, dfactor = _rope_scale_backward_op(dq_out, dk_out, q, cos, sin, factor)
+    return dq, dk, None, None, dfactor if q is not None else None
+
+
+_rope_scale_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _kernels():
+    require("triton", extra="triton", purpose="impl='triton'")
+    from ssmax.ops.rope_scale import kernels
+
+    return kernels
+
+
+def _unit_stride(table: Tensor) -> Tensor:
+    return table if table.stride(-1) == 1 else table.contiguous()
+
+
+def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Tensor:
+    """Raise on what cannot be rotated and scaled; the factor, expanded to (B, H, T)."""
+    check_tables(q, cos, sin)
+    check_tables(k, cos, sin)
+    if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
+        raise ValueError(
+            "q and k must have one batch, one number of tokens and one head width, "
+            f"got {tuple(q.shape)} and {tuple(k.shape)}; rotate new keys before they are cached"
+        )
+    if not factor.is_floating_point():
+        raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
+    factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
+    try:
+        return factor.expand(q.shape[:3])
+    except RuntimeError:
+        raise ValueError(
+            f"factor must broadcast to (batch, query heads, tokens) = {tuple(q.shape[:3])}, "
+            f"got {tuple(factor.shape)}"
+        ) from None

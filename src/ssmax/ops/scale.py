@@ -1,0 +1,113 @@
+"""Every rule of the family as a factor of n: the only place where the log is taken.
+
+A rule multiplies the query by its factor; softmax does the rest. Here each rule is one function of
+num_keys and, where it learns, of one value per head. The factor is float32 or wider throughout and
+is cast once, by whoever multiplies the query: in bfloat16, log n is one number from 58,032 to
+61,774 keys.
+
+Shapes: num_keys (..., T) and values per head (H,) give (..., H, T); scalar values give (..., T);
+values of two or more dimensions broadcast against num_keys as they stand.
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+
+def initial_s(length: int) -> float:
+    """L / log(L!): the s for which s log n is 1 on average over n = 1..L."""
+    if isinstance(length, bool) or int(length) != length or length < 2:
+        raise ValueError(
+            f"length must be a whole number of at least 2 tokens, got {length!r}; "
+            "give the length of the training sequences"
+        )
+    return length / math.lgamma(length + 1)
+
+
+def initial_sqrt_log_s(length: int) -> float:
+    """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
+    initial_s(length)  # the same demands on the length
+    log_n = torch.arange(1, length + 1, dtype=torch.float64).log()
+    return length / log_n.sqrt().sum().item()
+
+
+def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
+    """s log n + b, the factor of Scalable-Softmax."""
+    n, s, b = _per_head(num_keys, s, 0.0 if bias is None else bias)
+    return s * n.log() if bias is None else s * n.log() + b
+
+
+def softmax_factor(num_keys: int | Tensor) -> Tensor:
+    """1: plain softmax."""
+    (n,) = _per_head(num_keys)
+    return torch.ones_like(n)
+
+
+def temperature_factor(num_keys: int | Tensor, s: Number) -> Tensor:
+    """s: the control, a learnable temperature that knows nothing of n."""
+    n, s = _per_head(num_keys, s)
+    return s * torch.ones_like(n)
+
+
+def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Tensor:
+    """s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
+    p_n, s, b = _per_head(table[(num_keys - 1).clamp(0, table.shape[0] - 1)], s, bias)
+    return s * p_n + b
+
+
+def entropy_invariant_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
+    """log n / log L."""
+    (n,) = _per_head(num_keys)
+    return n.log() / math.log(train_length)
+
+
+def qwen_logn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
+    """max(1, log n / log L): softmax within the training length."""
+    return entropy_invariant_factor(num_keys, train_length).clamp_min(1.0)
+
+
+def llama4_factor(num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 8192) -> Tensor:
+    """1 + beta log(1 + floor(n / L0)): Llama 4 counts n, the position plus one."""
+    (steps,) = _per_head(1 + torch.as_tensor(num_keys) // floor_length)
+    return 1.0 + beta * steps.log()
+
+
+def ministral3_factor(
+    num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 16384
+) -> Tensor:
+    """1 + beta log(1 + floor((n - 1) / L0)): Ministral 3 counts the position, n - 1."""
+    return llama4_factor(torch.as_tensor(num_keys) - 1, beta, floor_length)
+
+
+def yarn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
+    """(0.1 log max(n / L, 1) + 1)^2: YaRN scales query and key alike, hence the square."""
+    (n,) = _per_head(num_keys)
+    return (0.1 * (n.log() - math.log(train_length)).clamp_min(0.0) + 1.0).square()
+
+
+def sqrt_log_factor(num_keys: int | Tensor, s: Number) -> Tensor:
+    """s sqrt(log n)."""
+    n, s = _per_head(num_keys, s)
+    return s * n.log().sqrt()
+
+
+def polylog_factor(num_keys: int | Tensor, beta: Number, gamma: Number) -> Tensor:
+    """1 + beta (log n)^gamma, 1 at n = 1 whatever gamma is."""
+    n, beta, gamma = _per_head(num_keys, beta, gamma)
+    grown = n > 1
+    power = torch.where(grown, n.log(), 1.0) ** gamma
+    return 1.0 + beta * torch.where(grown, power, 0.0)
+
+
+def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:
+    """n with room for the heads, and the values as columns: float32 or wider, ready to multiply."""
+    n, *rest = (torch.as_tensor(value) for value in (num_keys, *values))
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in (n, *rest)), torch.float32)
+    if n.dim() and any(value.dim() == 1 for value in rest):
+        n = n.unsqueeze(-2)
+        rest = [value.unsqueeze(-1) if value.dim() == 1 else value for value in rest]
+    return tuple(tensor.to(dtype) for tensor in (n, *rest))

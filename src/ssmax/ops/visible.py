@@ -1,0 +1,400 @@
+"""n, the number of keys that each query can see: the only place where keys are counted.
+
+Except for an explicit mask, what a query sees is an interval of keys less the padding in it:
+causality, windows and documents each only move the ends of the interval. So n costs
+O(queries + keys), and no queries x keys tensor is made.
+"""
+
+# B batch, H query heads, T queries, S keys
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+Window = int | tuple[int, int] | None
+UNBOUNDED = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visibility:
+    """Which keys each query sees. Query i stands at key S - T + i: the queries are the last keys."""
+
+    num_queries: int
+    num_keys: int
+    is_causal: bool
+    window: tuple[int, int]
+    """(left, right) as FlashAttention writes it; -1 is unbounded."""
+    cu_seqlens: Tensor | None
+    by_positions: bool
+    """True where positions tell the documents apart."""
+    start: Tensor | None
+    """First visible key, (T,) or (B, T); None where every query sees from the first key."""
+    stop: Tensor | None
+    """One past the last visible key, (T,) or (B, T); None where every query sees to the last key."""
+    keep_BS: Tensor | None
+    """True where a key is a token, False where it is padding."""
+    mask: Tensor | None
+    """Explicit mask, True is visible, broadcastable to (B, H, T, S), 4-D."""
+    bias: Tensor | None
+    """What an additive mask adds to the scaled logits, -inf where it hides; 4-D."""
+    device: torch.device
+
+    @property
+    def is_interval(self) -> bool:
+        """True where no padding and no explicit mask punches holes into the interval."""
+        return self.keep_BS is None and self.mask is None
+
+    @property
+    def sees_all(self) -> bool:
+        """True where every query is known to see every key."""
+        return self.is_interval and self.start is None and self.stop is None
+
+    @property
+    def is_plain_causal(self) -> bool:
+        """True for the square causal triangle, which every kernel has built in."""
+        return (
+            self.is_interval
+            and self.is_causal
+            and self.num_queries == self.num_keys
+            and self.start is None
+        )
+
+    @property
+    def may_hide_all(self) -> bool:
+        """True where some query may see no key at all."""
+        return not self.is_interval or (self.stop is not None and self.num_queries > self.num_keys)
+
+    def count(self) -> Tensor:
+        """n before the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under an explicit mask."""
+        if self.mask is not None:
+            return self.visible_mask().sum(-1)
+        start, stop = self.ends()
+        if self.keep_BS is None:
+            return (stop - start).clamp_min(0)
+        seen_before = torch.nn.functional.pad(self.keep_BS.to(torch.int64).cumsum(-1), (1, 0))
+        batch = self.keep_BS.shape[0]
+        start, stop = (end.expand(batch, -1) for end in (start, torch.maximum(start, stop)))
+        return seen_before.gather(-1, stop) - seen_before.gather(-1, start)
+
+    def visible_mask(self, rows: slice = slice(None), keys: slice = slice(None)) -> Tensor:
+        """The boolean mask of these queries and keys, broadcastable to (B, H, rows, keys)."""
+        start, stop = (end[..., rows].unsqueeze(-1) for end in self.ends())
+        key = torch.arange(self.num_keys, device=self.device)[keys]
+        visible = (start <= key) & (key < stop)
+        visible = visible.unsqueeze(-3) if visible.dim() == 3 else visible[None, None]
+        if self.keep_BS is not None:
+            visible = visible & self.keep_BS[:, None, None, keys]
+        if self.mask is not None:
+            visible = visible & _rows_and_keys(self.mask, rows, keys)
+        return visible
+
+    def at(self, rows: Tensor) -> "Visibility":
+        """The same for chosen queries only: what remains is intervals, padding and a mask."""
+        start, stop = (end[..., rows] for end in self.ends())
+        mask, bias = (
+            part if part is None or part.shape[-2] == 1 else part[..., rows, :]
+            for part in (self.mask, self.bias)
+        )
+        return replace(
+            self, num_queries=rows.numel(), is_causal=False, window=(UNBOUNDED, UNBOUNDED),
+            cu_seqlens=None, start=start, stop=stop, mask=mask, bias=bias,
+        )  # fmt: skip
+
+    def bias_block(self, rows: slice, keys: slice) -> Tensor | None:
+        """What an additive mask adds to these queries and keys."""
+        return None if self.bias is None else _rows_and_keys(self.bias, rows, keys)
+
+    def key_span(self, rows: slice) -> slice:
+        """Keys outside which these queries see nothing, as far as it is known without reading n."""
+        offset = self.num_keys - self.num_queries
+        first, last = offset + rows.start, offset + rows.stop - 1
+        left, right = self.window
+        start = max(0, first - left) if left != UNBOUNDED else 0
+        stop = self.num_keys
+        if self.is_causal:
+            stop = min(stop, last + 1)
+        if right != UNBOUNDED:
+            stop = min(stop, last + right + 1)
+        # A block of queries before the first key sees nothing; it still needs a key to be fed.
+        return slice(start, max(stop, start + 1))
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """First and one past the last key of every query's interval."""
+        zeros = torch.zeros(self.num_queries, dtype=torch.int64, device=self.device)
+        start = zeros if self.start is None else self.start
+        stop = zeros + self.num_keys if self.stop is None else self.stop
+        return start, stop
+
+
+def visibility(
+    num_queries: int,
+    num_keys: int,
+    *,
+    is_causal: bool,
+    window: Window = None,
+    cu_seqlens: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Visibility:
+    """Check one description of what is visible and reduce it to intervals, padding and a mask."""
+    _check_sizes(num_queries, num_keys)
+    tensors = [t for t in (cu_seqlens, key_padding_mask, positions, attn_mask) if t is not None]
+    device = torch.device(device) if device is not None else _common_device(tensors)
+    left, right = _window_pair(window)
+    if attn_mask is not None:
+        _check_mask(attn_mask, is_causal, num_queries, num_keys)
+    if key_padding_mask is not None:
+        _check_keep(key_padding_mask, num_keys)
+    if cu_seqlens is not None:
+        _check_cu_seqlens(cu_seqlens, num_queries, num_keys)
+    if positions is not None:
+        _check_positions(positions, is_causal, num_queries, num_keys)
+
+    offset = num_keys - num_queries
+    index_T = torch.arange(offset, num_keys, device=device)
+    starts, stops = [], []
+    # What cannot hide a key is left out, so that kernels without a mask can serve the call:
+    # the only query of a decoding step is the last key and sees all that came before.
+    if is_causal and num_queries != 1:
+        stops.append(index_T + 1)
+    if 0 <= left < num_keys - 1:
+        starts.append(index_T - left)
+    if right != UNBOUNDED and num_queries != 1:
+        stops.append(index_T + right + 1)
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.to(torch.int64)
+        document_T = torch.searchsorted(cu_seqlens[1:].contiguous(), index_T, right=True)
+        starts.append(cu_seqlens[document_T])
+        stops.append(cu_seqlens[document_T + 1])
+    if positions is not None:
+        positions = positions.to(torch.int64)
+        starts.append(index_T - positions)
+        if not is_causal:
+            stops.append(_end_of_run(positions))
+    additive = attn_mask is not None and attn_mask.dtype != torch.bool
+    bias = _hide_lowest(_four_dim(attn_mask)) if additive else None
+    return Visibility(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        is_causal=is_causal,
+        window=(left, right),
+        cu_seqlens=cu_seqlens,
+        by_positions=positions is not None,
+        start=_clamp(_fold(torch.maximum, starts), num_keys),
+        stop=_clamp(_fold(torch.minimum, stops), num_keys),
+        keep_BS=key_padding_mask,
+        mask=(bias != -torch.inf) if bias is not None else _four_dim(attn_mask),
+        bias=bias,
+        device=device,
+    )
+
+
+def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
+    """n along dim of a mask: True (or, additive, not -inf) is visible; integers, at least 1."""
+    if mask.dtype == torch.bool:
+        visible = mask
+    elif mask.is_floating_point():
+        visible = _hide_lowest(mask) != -torch.inf
+    else:
+        raise ValueError(
+            f"mask must be boolean (True is visible) or floating (-inf is hidden), got {mask.dtype}; "
+            "write mask.bool() if 1 means visible"
+        )
+    return visible.sum(dim).clamp_min(1)
+
+
+def visible_keys(
+    num_queries: int,
+    num_keys: int,
+    *,
+    is_causal: bool,
+    window: Window = None,
+    cu_seqlens: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """n for every query: (T,), or (B, T) with padding or positions by row; integers, at least 1.
+
+    With fewer queries than keys the queries are the last ones (cached decoding). `window` W is the
+    query itself and the W - 1 keys before it; a pair (left, right) is FlashAttention's.
+    `cu_seqlens` are the bounds of packed documents, from 0 to the number of keys. `positions` count
+    each query from the start of its document. `key_padding_mask` (B, S) is True for tokens.
+    """
+    sight = visibility(
+        num_queries,
+        num_keys,
+        is_causal=is_causal,
+        window=window,
+        cu_seqlens=cu_seqlens,
+        key_padding_mask=key_padding_mask,
+        positions=positions,
+        device=device,
+    )
+    return sight.count().clamp_min(1)
+
+
+def values_are_readable(tensor: Tensor) -> bool:
+    """True where looking at the values costs no wait for a device and no graph break."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def _rows_and_keys(mask: Tensor, rows: slice, keys: slice) -> Tensor:
+    """A block of a mask whose last two dimensions may be 1."""
+    mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]
+    return mask if mask.shape[-1] == 1 else mask[..., keys]
+
+
+def _four_dim(mask: Tensor | None) -> Tensor | None:
+    return None if mask is None else mask[(None,) * (4 - mask.dim())]
+
+
+def _hide_lowest(mask: Tensor) -> Tensor:
+    """Additive mask with -inf wherever no weight can be left.
+
+    Transformers hides with the lowest finite number rather than with -inf.
+    """
+    lowest = max(torch.finfo(mask.dtype).min / 2, -1e8)
+    return mask.masked_fill(mask <= lowest, -torch.inf)
+
+
+def _end_of_run(positions: Tensor) -> Tensor:
+    """One past the last key of the document around each key; positions rise by 1 inside one."""
+    length = positions.shape[-1]
+    restarts = positions[..., 1:] != positions[..., :-1] + 1
+    index = torch.arange(1, length, device=positions.device)
+    next_start = torch.where(restarts, index, length).flip(-1)
+    next_start = next_start.cummin(-1).values.flip(-1) if length > 1 else next_start
+    return torch.nn.functional.pad(next_start, (0, min(length, 1)), value=length)
+
+
+def _fold(reduce, ends: list[Tensor]) -> Tensor | None:
+    if not ends:
+        return None
+    result = ends[0]
+    for end in ends[1:]:
+        result = reduce(result, end)
+    return result
+
+
+def _clamp(end: Tensor | None, num_keys: int) -> Tensor | None:
+    return None if end is None else end.clamp(0, num_keys)
+
+
+def _common_device(tensors: Sequence[Tensor]) -> torch.device:
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def _window_pair(window: Window) -> tuple[int, int]:
+    if window is None:
+        return UNBOUNDED, UNBOUNDED
+    if isinstance(window, int) and not isinstance(window, bool):
+        if window <= 0:
+            raise ValueError(
+                f"window must be at least 1 (the query itself), got {window}; pass None for no window"
+            )
+        return window - 1, 0
+    if isinstance(window, tuple | list) and len(window) == 2:
+        left, right = window
+        if all(isinstance(side, int) and side >= UNBOUNDED for side in (left, right)):
+            return left, right
+    raise ValueError(
+        "window must be an int W (the query and the W - 1 keys before it) or a pair (left, right) "
+        f"of ints, -1 for unbounded, got {window!r}"
+    )
+
+
+def _check_sizes(num_queries: int, num_keys: int) -> None:
+    for name, size in (("num_queries", num_queries), ("num_keys", num_keys)):
+        if isinstance(size, float | Tensor) or size < 0:
+            raise ValueError(f"{name} must be a whole number, at least 0, got {size!r}")
+
+
+def _check_mask(mask: Tensor, is_causal: bool, num_queries: int, num_keys: int) -> None:
+    if is_causal:
+        raise ValueError(
+            "is_causal goes with key_padding_mask, positions, window and cu_seqlens, not with "
+            "attn_mask; put causality into the mask, or pass the padding as key_padding_mask"
+        )
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(
+            "attn_mask must be boolean (True is visible) or floating (added to the logits, -inf is "
+            f"hidden), got {mask.dtype}; write attn_mask.bool() if 1 means visible"
+        )
+    fits = mask.dim() in (2, 3, 4) and all(
+        size in (1, wanted)
+        for size, wanted in zip(mask.shape[-2:], (num_queries, num_keys), strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, heads, {num_queries} queries, {num_keys} keys), "
+            f"got {tuple(mask.shape)}"
+        )
+
+
+def _check_keep(keep: Tensor, num_keys: int) -> None:
+    if keep.dtype != torch.bool:
+        raise ValueError(
+            f"key_padding_mask must be boolean, True for tokens and False for padding, "
+            f"got {keep.dtype}; write mask.bool()"
+        )
+    if keep.dim() != 2 or keep.shape[-1] != num_keys:
+        raise ValueError(
+            f"key_padding_mask must be (batch, {num_keys} keys), got {tuple(keep.shape)}; "
+            "with a cache it covers the cached keys too"
+        )
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> None:
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; write .int()")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
+        raise ValueError(
+            "cu_seqlens must be 1-D, the start of every document and the end of the last: "
+            f"[0, ..., {num_keys}], got shape {tuple(cu_seqlens.shape)}"
+        )
+    if num_queries > num_keys:
+        raise ValueError(
+            f"cu_seqlens bound the documents of one row of keys, of which the queries are the last: "
+            f"got {num_queries} queries for {num_keys} keys"
+        )
+    if not values_are_readable(cu_seqlens):
+        return
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0:
+        raise ValueError(f"cu_seqlens must start at 0, got {bounds[0]}; prepend the 0")
+    if bounds[-1] != num_keys:
+        raise ValueError(
+            f"cu_seqlens must end at the number of keys, {num_keys}, got {bounds[-1]}; "
+            "let the padding at the end be a document of its own"
+        )
+    if any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False)):
+        raise ValueError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
+
+
+def _check_positions(positions: Tensor, is_causal: bool, num_queries: int, num_keys: int) -> None:
+    if positions.is_floating_point() or positions.dtype == torch.bool:
+        raise ValueError(f"positions must be integers, got {positions.dtype}; write .long()")
+    if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
+        raise ValueError(
+            f"positions must be (queries,) or (batch, queries) with {num_queries} queries, "
+            f"got {tuple(positions.shape)}"
+        )
+    if not is_causal and num_queries != num_keys:
+        raise ValueError(
+            "positions without is_causal must cover every key, to tell where a document ends: "
+            f"got {num_queries} queries for {num_keys} keys; pass cu_seqlens or attn_mask instead"
+        )
+    if values_are_readable(positions) and (positions < 0).any():
+        raise ValueError(
+            f"positions must be at least 0, got {int(positions.min())}; count from the start of "
+            "each document and give the padding any position that is not negative"
+        )

@@ -48,9 +48,7 @@ def ssmax_attention(
     _check_heads(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
-    sight = _sight(
-        q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens
-    )
+    sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight)
     q = scale_query(q, factor_BHT)
     q, k, v = _autocast(q, k, v)
@@ -81,9 +79,7 @@ def attention_rows(
     """
     _check_heads(q, k, k, enable_gqa)
     rows = _check_rows(rows, q)
-    sight = _sight(
-        q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens
-    )
+    sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight).expand(q.shape[:3])[:, :, rows]
     # In float32 or wider throughout: a probe has no kernel to match.
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -178,11 +174,11 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
             f"q and k must agree in batch and head width, got {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if not (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type)):
-        raise ValueError(
-            f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
-        )
+        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}")
+        raise ValueError(
+            f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
+        )
     heads, key_heads = q.shape[1], k.shape[1]
     if heads == key_heads:
         return

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 
-def rope_tables(
-    positions: Tensor, width: int, theta: float = 10_000.0
-) -> tuple[Tensor, Tensor]:
+def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """cos and sin of every position and frequency, (..., T, R / 2), float32, for rotary width R.
 
     The angles are taken in float64: at ten million tokens a float32 angle is wrong by half a radian.
@@ -57,7 +55,11 @@ def check_tables(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> None:
             "cos and sin must be floating point and of one shape, "
             f"got {cos.dtype} {tuple(cos.shape)} and {sin.dtype} {tuple(sin.shape)}"
         )
-    if cos.dim() not in (2, 3) or cos.shape[-2] != tokens or cos.shape[:-2] not in ((), (1,), (batch,)):
+    if (
+        cos.dim() not in (2, 3)
+        or cos.shape[-2] != tokens
+        or cos.shape[:-2] not in ((), (1,), (batch,))
+    ):
         raise ValueError(
             f"cos and sin must be ({tokens} tokens, rotary width / 2), or with a batch of {batch} "
             f"before it, got {tuple(cos.shape)}; make them with rope_tables(positions, width)"

@@ -105,9 +105,13 @@ def polylog_factor(num_keys: int | Tensor, beta: Number, gamma: Number) -> Tenso
 
 def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:
     """n with room for the heads, and the values as columns: float32 or wider, ready to multiply."""
-    n, *rest = (torch.as_tensor(value) for value in (num_keys, *values))
-    dtype = functools.reduce(torch.promote_types, (t.dtype for t in (n, *rest)), torch.float32)
+    tensors = [value for value in (num_keys, *values) if isinstance(value, Tensor)]
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
+    n, *rest = (
+        value.to(dtype) if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype)
+        for value in (num_keys, *values)
+    )
     if n.dim() and any(value.dim() == 1 for value in rest):
         n = n.unsqueeze(-2)
         rest = [value.unsqueeze(-1) if value.dim() == 1 else value for value in rest]
-    return tuple(tensor.to(dtype) for tensor in (n, *rest))
+    return n, *rest

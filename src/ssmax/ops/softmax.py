@@ -26,16 +26,15 @@ def ssmax(
 
 
 def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = -1) -> Tensor:
-    """n**(s z) / sum of n**(s z): the definition, evaluated as it is written in z's own dtype."""
+    """n**(s z) / sum of n**(s z): the definition, evaluated as it is written."""
     visible, num_visible = _visible_entries(z, mask, dim)
-    _check_along(z, "s", torch.as_tensor(s), dim)
-    exponent = torch.as_tensor(s).to(z.device) * z.masked_fill(~visible, 0.0)
+    exponent = _along(z, "s", s, dim) * z.masked_fill(~visible, 0.0)
     # A common factor of all entries: it keeps the powers in range and cancels in the ratio.
-    exponent = exponent - exponent.masked_fill(~visible, -torch.inf).amax(dim, keepdim=True).clamp(
-        min=torch.finfo(z.dtype).min
-    )
-    power = torch.where(visible, num_visible.clamp_min(1).to(z.dtype) ** exponent, 0.0)
-    return (power / power.sum(dim, keepdim=True)).masked_fill(num_visible == 0, 0.0)
+    largest = exponent.masked_fill(~visible, -torch.inf).amax(dim, keepdim=True)
+    exponent = exponent - largest.masked_fill(num_visible == 0, 0.0)
+    power = torch.where(visible, num_visible.to(exponent.dtype) ** exponent, 0.0)
+    total = power.sum(dim, keepdim=True)
+    return (power / total).masked_fill(num_visible == 0, 0.0).to(z.dtype)
 
 
 def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
@@ -60,33 +59,22 @@ def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, 
     return visible, visible.sum(dim, keepdim=True)
 
 
-def _factor(
-    z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim: int
-) -> Tensor:
+def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim: int) -> Tensor:
     """s log n + b in float32 or wider, shaped to multiply z."""
-    columns = []
-    for name, value in (("s", s), ("bias", bias)):
-        if value is None:
-            columns.append(None)
-            continue
-        value = torch.as_tensor(value, device=z.device)
-        _check_along(z, name, value, dim)
-        dtype = torch.promote_types(z.dtype, torch.promote_types(value.dtype, torch.float32))
-        # Two dimensions at least: here the values line up with z, not with heads.
-        columns.append(value.to(dtype)[(None,) * max(0, z.dim() - value.dim())])
-    if z.dim() == 1:
-        columns = [None if value is None else value.reshape(()) for value in columns]
-    return ssmax_factor(num_visible.clamp_min(1), columns[0], columns[1])
+    s = _along(z, "s", s, dim)
+    bias = None if bias is None else _along(z, "bias", bias, dim)
+    # One more dimension than z: the values line up with z, none is taken for heads.
+    n = num_visible.clamp_min(1).unsqueeze(0)
+    return ssmax_factor(n, s.unsqueeze(0), None if bias is None else bias.unsqueeze(0)).squeeze(0)
 
 
-def _check_along(z: Tensor, name: str, value: Tensor, dim: int) -> None:
-    """A value must broadcast to z without varying along dim and without NaN."""
-    axis = dim % z.dim() - z.dim()
-    varies = value.dim() >= -axis and value.shape[axis] != 1
-    too_deep = value.dim() > z.dim()
-    if varies or too_deep or any(
-        a not in (1, b) for a, b in zip(value.shape[::-1], z.shape[::-1], strict=False)
-    ):
+def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
+    """A value as a tensor of z's rank that does not vary along dim, as wide as z and float32."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(value, dtype=torch.promote_types(z.dtype, torch.float32))
+    shape = (1,) * (z.dim() - value.dim()) + tuple(value.shape)
+    fits = len(shape) == z.dim() and all(a in (1, b) for a, b in zip(shape, z.shape, strict=True))
+    if not fits or shape[dim] != 1:
         raise ValueError(
             f"{name} must be a number, or broadcast to z of shape {tuple(z.shape)} with size 1 "
             f"along dim {dim}, got {tuple(value.shape)}; for one value per head of (B, H, T, S) "
@@ -94,3 +82,5 @@ def _check_along(z: Tensor, name: str, value: Tensor, dim: int) -> None:
         )
     if values_are_readable(value) and value.isnan().any():
         raise ValueError(f"{name} holds NaN; the training that made it has diverged")
+    wide = torch.promote_types(z.dtype, torch.promote_types(value.dtype, torch.float32))
+    return value.to(z.device, wide).reshape(shape)

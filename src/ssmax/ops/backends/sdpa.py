@@ -31,7 +31,7 @@ CUDA_MASK_ELEMENTS = 1 << 28
 def attend(call: Call, kernel: str | None) -> Tensor:
     """SDPA with the named kernel, or with the fastest that takes the call."""
     sight = call.sight
-    if sight.sees_all or sight.is_plain_causal:
+    if not call.needs_mask and (call.on_gpu or _is_fused_on_cpu(call)):
         return _run(call, kernel, is_causal=sight.is_plain_causal)
     if sight.cu_seqlens is not None and (documents := _documents(call)) is not None:
         return torch.cat([attend(document, kernel) for document in documents], dim=2)
@@ -42,6 +42,14 @@ def attend(call: Call, kernel: str | None) -> Tensor:
 def _run_rows(call: Call, kernel: str | None, rows: slice) -> Tensor:
     """Some of the queries, with an explicit mask over the keys they may see."""
     keys = call.sight.key_span(rows)
+    block = replace(
+        call,
+        q_BHTD=call.q_BHTD[:, :, rows],
+        k_BGSD=call.k_BGSD[:, :, keys],
+        v_BGSD=call.v_BGSD[:, :, keys],
+    )
+    if call.sight.sees_all:
+        return _run(block, kernel)
     visible = call.sight.visible_mask(rows, keys)
     blind = None
     if call.sight.may_hide_all:
@@ -52,12 +60,6 @@ def _run_rows(call: Call, kernel: str | None, rows: slice) -> Tensor:
     if (bias := call.sight.bias_block(rows, keys)) is not None:
         mask = torch.where(visible, bias.masked_fill(bias == -torch.inf, 0.0), -torch.inf)
         mask = mask.to(call.q_BHTD.dtype)
-    block = replace(
-        call,
-        q_BHTD=call.q_BHTD[:, :, rows],
-        k_BGSD=call.k_BGSD[:, :, keys],
-        v_BGSD=call.v_BGSD[:, :, keys],
-    )
     out = _run(block, kernel, attn_mask=mask)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
@@ -106,10 +108,15 @@ def _run(
 
 
 def _groups_heads(call: Call, kernel: str | None, attn_mask: Tensor | None) -> bool:
-    """True where the kernel reads shared key heads itself."""
-    if kernel is None:
-        return call.on_gpu and attn_mask is None
-    return kernel != "efficient"
+    """True where the kernel reads shared key heads itself; under a mask CUDA may take `efficient`."""
+    if not call.on_gpu:
+        return True
+    return attn_mask is None if kernel is None else kernel != "efficient"
+
+
+def _is_fused_on_cpu(call: Call) -> bool:
+    """True where PyTorch's fused CPU kernel serves; elsewhere it makes queries x keys logits."""
+    return call.dropout_p == 0.0 and call.v_BGSD.shape[-1] == call.q_BHTD.shape[-1]
 
 
 def _row_blocks(call: Call) -> Iterator[slice]:

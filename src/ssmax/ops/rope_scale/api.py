@@ -2,6 +2,7 @@
 
 # B batch, H query heads, G key heads, T tokens, D head width
 
+import functools
 import importlib.util
 import os
 from typing import Literal, get_args
@@ -48,7 +49,7 @@ def choose_impl(impl: Impl, device: torch.device) -> Impl:
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if impl == "auto":
         return "triton" if device.type == "cuda" and _HAS_TRITON else "reference"
-    if impl == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    if impl == "triton" and device.type != "cuda" and not _INTERPRETED:
         raise ValueError(
             f"impl='triton' needs CUDA tensors, got {device}; pass impl='reference', or set "
             "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
@@ -56,14 +57,20 @@ def choose_impl(impl: Impl, device: torch.device) -> Impl:
     return impl
 
 
-@torch.library.custom_op("ssmax::rope_scale", mutates_args=())
+# As a triton_op the kernel is seen by torch.compile, which launches it directly. The interpreter
+# cannot be traced through: there the op stays closed, with a fake beside it.
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_register = torch.library.custom_op if _INTERPRETED else torch.library.triton_op
+
+
+@_register("ssmax::rope_scale", mutates_args=())
 def _rope_scale_op(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
     return _kernels().forward(q, k, cos, sin, factor)
 
 
-@torch.library.custom_op("ssmax::rope_scale_backward", mutates_args=())
+@_register("ssmax::rope_scale_backward", mutates_args=())
 def _rope_scale_backward_op(
     dq_out: Tensor, dk_out: Tensor, q: Tensor | None, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +103,7 @@ def _backward(ctx, dq_out, dk_out):
 _rope_scale_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+@functools.cache
 def _kernels():
     require("triton", extra="triton", purpose="impl='triton'")
     from ssmax.ops.rope_scale import kernels

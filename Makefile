@@ -1,0 +1,44 @@
+# Everything from a bare checkout with python3 and make: the first target builds .venv, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+PEERS := $(VENV)/peers
+
+.PHONY: help install test test-deep check format bench clean
+
+help:  ## what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+install: $(READY)  ## build .venv with the package and all its extras
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,testing,dev]'
+	touch $(READY)
+
+test: $(READY)  ## the tests that CI runs
+	"$(BIN)/python" -m pytest -n $(WORKERS)
+
+test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
+	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep tests/ops/test_attention_cases.py
+
+check: $(READY)  ## lint, format, floors, types
+	"$(BIN)/ruff" check .
+	"$(BIN)/ruff" format --check .
+	"$(BIN)/lint-imports"
+	"$(BIN)/basedpyright"
+
+format: $(READY)  ## write the code as ruff would
+	"$(BIN)/ruff" check --fix .
+	"$(BIN)/ruff" format .
+
+bench: $(READY)  ## cost of SSMax on this machine, against what a user would pick instead
+	test -d $(PEERS) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(PEERS) scalable-softmax==0.1.5
+	PYTHONPATH=$(PEERS) "$(BIN)/python" benchmarks/attention_cost.py
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

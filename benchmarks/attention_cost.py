@@ -1,0 +1,364 @@
+"""What does Scalable-Softmax cost in attention, ours and the ways a user would pick instead?
+
+    python benchmarks/attention_cost.py             # this machine: CUDA if it has it, else the CPU
+    python benchmarks/attention_cost.py --quick     # the smallest shape only
+
+Every competitor rotates q and k and attends causally with s and b learnable; the yardstick does the
+same without SSMax: compiled RoPE and the fastest softmax attention, cuDNN's. First the output of
+each is compared with float64 on sampled queries, and a wrong one of ours stops the run. Then all
+are timed in turns, round after round, and the medians are divided by the yardstick's. Rows are
+appended to benchmarks/results.csv. PyPI's `scalable-softmax` is measured where it can be imported.
+"""
+
+# B batch, T queries, S keys, H query heads, G key heads, D head width
+
+import argparse
+import functools
+import importlib.util
+import math
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ssmax import apply_rope, rope_scale, rope_tables, ssmax_factor, visible_keys
+from ssmax.ops.backends import attend
+from ssmax.ops.visible import visibility
+from ssmax.records import BenchmarkRow, Provenance, append_csv
+
+RESULTS = Path(__file__).parent / "results.csv"
+ROUNDS = 5
+SEED = 0
+
+Attention = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    width: int
+
+    def __str__(self) -> str:
+        tokens = f"T{self.queries}" if self.queries == self.keys else f"T1 S{self.keys}"
+        return f"B{self.batch} {tokens} H{self.heads}/{self.key_heads} D{self.width}"
+
+
+CUDA_SHAPES = [
+    Shape(32, 1024, 1024, 12, 12, 64),
+    Shape(8, 8192, 8192, 12, 12, 64),
+    Shape(4, 4096, 4096, 32, 8, 128),
+    Shape(1, 32768, 32768, 32, 8, 128),
+]
+CUDA_DECODE = [
+    Shape(1, 1, keys, heads, key_heads, width)
+    for heads, key_heads, width in ((12, 12, 64), (32, 8, 128))
+    for keys in (1024, 32768, 131072)
+]
+CPU_SHAPES = [Shape(1, 1024, 1024, 12, 12, 64), Shape(1, 4096, 4096, 12, 12, 64)]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """One attention call. In decoding k and v are the cache and `k_new` is the token's own key."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_new: Tensor
+    s: Tensor
+    b: Tensor
+    cos: Tensor
+    sin: Tensor
+    n: Tensor
+    grad: Tensor
+
+    @property
+    def learnt(self) -> tuple[Tensor, ...]:
+        return self.q, self.k, self.v, self.s, self.b
+
+
+def make_inputs(shape: Shape, device: str, dtype: torch.dtype) -> Inputs:
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def heads(number: int, tokens: int) -> Tensor:
+        # Laid out as a projection leaves it: (B, T, H, D), seen as (B, H, T, D).
+        size = (shape.batch, tokens, number, shape.width)
+        x = torch.randn(size, device=device, dtype=dtype, generator=generator)
+        return x.transpose(1, 2).requires_grad_()
+
+    q, k, v = (
+        heads(shape.heads, shape.queries),
+        heads(shape.key_heads, shape.keys),
+        heads(shape.key_heads, shape.keys),
+    )
+    positions = torch.arange(shape.keys - shape.queries, shape.keys, device=device)
+    return Inputs(
+        q=q,
+        k=k,
+        v=v,
+        k_new=heads(shape.key_heads, shape.queries) if shape.queries != shape.keys else k,
+        s=torch.full((shape.heads,), 0.17, device=device).requires_grad_(),
+        b=torch.full((shape.heads,), 0.1, device=device).requires_grad_(),
+        cos=rope_tables(positions, shape.width)[0],
+        sin=rope_tables(positions, shape.width)[1],
+        n=visible_keys(shape.queries, shape.keys, is_causal=True, device=device),
+        grad=torch.randn(q.shape, device=device, dtype=dtype, generator=generator),
+    )
+
+
+def fastest_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    grouped, is_causal = q.shape[1] != k.shape[1], q.shape[2] > 1
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+
+
+def rotated(x: Inputs) -> tuple[Tensor, Tensor]:
+    return apply_rope(x.q, x.cos, x.sin), apply_rope(x.k_new, x.cos, x.sin)
+
+
+def keys_of(x: Inputs, k_new: Tensor) -> Tensor:
+    """The keys to attend to; in decoding the new key is made too, and the cache is attended to."""
+    return k_new if x.k_new is x.k else x.k
+
+
+def yardstick(x: Inputs) -> tuple[Tensor, Tensor]:
+    q, k = rotated(x)
+    return fastest_softmax(q, keys_of(x, k), x.v), k
+
+
+def ours(x: Inputs) -> tuple[Tensor, Tensor]:
+    q, k = rope_scale(x.q, x.k_new, x.cos, x.sin, ssmax_factor(x.n, x.s, x.b))
+    sight = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
+    return attend(q, keys_of(x, k), x.v, sight), k
+
+
+def scaled_query(x: Inputs) -> tuple[Tensor, Tensor]:
+    q, k = rotated(x)
+    q = (q * ssmax_factor(x.n, x.s, x.b).unsqueeze(-1)).to(q.dtype)
+    return fastest_softmax(q, keys_of(x, k), x.v), k
+
+
+def scaled_query_after(rotate: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs):
+    """RoPE compiled, the scaling in eager PyTorch."""
+    q, k = rotate(x)
+    q = (q * ssmax_factor(x.n, x.s, x.b).unsqueeze(-1)).to(q.dtype)
+    return fastest_softmax(q, keys_of(x, k), x.v), k
+
+
+def flex_score_mod(x: Inputs, block_mask) -> tuple[Tensor, Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k = rotated(x)
+    factor = ssmax_factor(x.n, x.s, x.b)
+
+    def scaled(score, b, h, i, j):
+        return score * factor[h, i]
+
+    grouped = q.shape[1] != k.shape[1]
+    keys = keys_of(x, k)
+    return flex_attention(
+        q, keys, x.v, score_mod=scaled, block_mask=block_mask, enable_gqa=grouped
+    ), k
+
+
+def explicit_logits(softmax: Callable[[Tensor], Tensor] | None, x: Inputs):
+    q, k_new = rotated(x)
+    group = x.q.shape[1] // x.k.shape[1]
+    k, v = (y.repeat_interleave(group, dim=1) for y in (keys_of(x, k_new), x.v))
+    z = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if softmax is None:
+        z = z * ssmax_factor(x.n, x.s, x.b).unsqueeze(-1)
+    if z.shape[-2] > 1:
+        hidden = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(1)
+        z = z.masked_fill(hidden, -torch.inf)
+    weights = z.softmax(-1) if softmax is None else softmax(z)
+    return weights.to(v.dtype) @ v, k_new
+
+
+def competitors(x: Inputs) -> dict[str, Callable[[Inputs], tuple[Tensor, Tensor]]]:
+    """Name to function; fresh graphs for every shape, so that none runs one made for another."""
+    torch.compiler.reset()
+    compiled = functools.partial(torch.compile, dynamic=False)
+    every: dict[str, Callable] = {
+        "yardstick (softmax)": compiled(yardstick) if x.q.is_cuda else yardstick,
+        "ours": compiled(ours) if x.q.is_cuda else ours,
+    }
+    if not x.q.is_cuda:
+        return every | {"explicit logits": functools.partial(explicit_logits, None)}
+    every["q scaled, compiled"] = compiled(scaled_query)
+    every["q scaled, eager"] = functools.partial(scaled_query_after, compiled(rotated))
+    if x.q.shape[2] > 1:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        block_mask = create_block_mask(
+            lambda b, h, i, j: j <= i, None, None, x.q.shape[2], x.k.shape[2], device="cuda"
+        )
+        every["flex score_mod"] = compiled(functools.partial(flex_score_mod, block_mask=block_mask))
+    every["explicit logits"] = functools.partial(explicit_logits, None)
+    if importlib.util.find_spec("scalable_softmax") is not None:
+        from scalable_softmax import ScalableSoftmax
+
+        # One s per module, so one module for each head would be needed; one for all is kinder.
+        peer = ScalableSoftmax(s=0.17, bias=True).to(x.q.device)
+        every["PyPI scalable-softmax"] = functools.partial(explicit_logits, peer)
+    return every
+
+
+def error_on_sampled_queries(out: Tensor, x: Inputs, *, softmax: bool) -> float:
+    """Largest deviation from float64 over a few queries of the first row, relative to the largest."""
+    tokens = x.q.shape[2]
+    rows = torch.tensor(sorted({0, 1, tokens // 3, tokens // 2, tokens - 1} & set(range(tokens))))
+    rows = rows.to(x.q.device)
+    with torch.no_grad():
+        tables = (x.cos[rows].double(), x.sin[rows].double())
+        q = apply_rope(x.q[:1, :, rows].double(), *tables)
+        k = x.k[:1].double()
+        if x.k_new is x.k:
+            k = apply_rope(k, x.cos.double(), x.sin.double())
+        if not softmax:
+            q = q * ssmax_factor(x.n[rows], x.s.double(), x.b.double()).unsqueeze(-1)
+        group = q.shape[1] // k.shape[1]
+        z = q @ k.repeat_interleave(group, 1).transpose(-1, -2) / math.sqrt(q.shape[-1])
+        seen = torch.arange(k.shape[2], device=q.device) < x.n[rows].unsqueeze(-1)
+        weights = z.masked_fill(~seen, -torch.inf).softmax(-1)
+        exact = weights @ x.v[:1].double().repeat_interleave(group, 1)
+        return ((out[:1, :, rows].double() - exact).abs().max() / exact.abs().max()).item()
+
+
+def forward(function: Callable, x: Inputs) -> None:
+    with torch.no_grad():
+        function(x)
+
+
+def forward_backward(function: Callable, x: Inputs) -> None:
+    out, _ = function(x)
+    torch.autograd.grad(out, x.learnt, x.grad, allow_unused=True)
+
+
+def milliseconds(run: Callable[[], None], *, on_gpu: bool, as_graph: bool) -> float:
+    """Median of one turn; a slow competitor gets fewer repetitions."""
+    if not on_gpu:
+        return _median_of_calls(run, 5)
+    import triton.testing
+
+    if as_graph:
+        return triton.testing.do_bench_cudagraph(run, rep=20, return_mode="median")
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    if time.perf_counter() - start > 0.2:
+        return (time.perf_counter() - start) * 1e3
+    return triton.testing.do_bench(run, warmup=10, rep=60, return_mode="median")
+
+
+def _median_of_calls(run: Callable[[], None], times: int) -> float:
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        taken.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(taken)
+
+
+def peak_mib(run: Callable[[], None], *, on_gpu: bool) -> float:
+    if not on_gpu:
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**20
+
+
+def measure(shape: Shape, mode: str, device: str, provenance: Provenance) -> list[BenchmarkRow]:
+    """Gate, memory, then rounds in turns."""
+    on_gpu, as_graph = device == "cuda", mode == "decode"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    x = make_inputs(shape, device, dtype)
+    step = forward_backward if mode == "forward+backward" else forward
+    runs, errors, peaks = {}, {}, {}
+    for name, function in competitors(x).items():
+        run = functools.partial(step, function, x)
+        try:
+            with torch.no_grad():
+                out, _ = function(x)
+            errors[name] = error_on_sampled_queries(out, x, softmax="yardstick" in name)
+            del out
+            run()
+            peaks[name] = peak_mib(run, on_gpu=on_gpu)
+            runs[name] = run
+        except torch.OutOfMemoryError:
+            print(f"{shape!s:24} {mode:17} {name:24} out of memory", flush=True)
+            torch.cuda.empty_cache()
+    tolerance = 2e-2 if on_gpu else 1e-4
+    if not errors["ours"] < tolerance:
+        raise SystemExit(f"ours is wrong at {shape}: error {errors['ours']:.1e}; nothing was timed")
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(ROUNDS):
+        for name, run in runs.items():
+            # The slow ones are slower by factors, not by percents: one turn tells enough.
+            if turn and times[name][0] > 20 * times["yardstick (softmax)"][0]:
+                continue
+            times[name].append(milliseconds(run, on_gpu=on_gpu, as_graph=as_graph))
+    base = statistics.median(times["yardstick (softmax)"])
+    base_peak = peaks["yardstick (softmax)"]
+    rows = []
+    for name, taken in times.items():
+        median = statistics.median(taken)
+        row = BenchmarkRow(
+            benchmark="attention_cost",
+            competitor=name,
+            shape=str(shape),
+            mode=mode,
+            milliseconds=round(median, 5),
+            ratio=round(median / base, 4),
+            peak_mib=round(peaks[name], 1),
+            memory_ratio=round(peaks[name] / base_peak, 4) if base_peak else 0.0,
+            error=float(f"{errors[name]:.2e}"),
+            provenance=provenance,
+        )
+        rows.append(row)
+        print(
+            f"{shape!s:24} {mode:17} {name:24} {row.milliseconds:10.4f} ms  x {row.ratio:7.3f}  "
+            f"memory x {row.memory_ratio:5.3f}  error {row.error:.0e}",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the smallest shape only")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
+    shapes = CUDA_SHAPES if device == "cuda" else CPU_SHAPES
+    plan = [(shape, mode) for shape in shapes for mode in ("forward", "forward+backward")]
+    plan += [(shape, "decode") for shape in CUDA_DECODE] if device == "cuda" else []
+    provenance = Provenance.here(config={"plan": plan, "rounds": ROUNDS}, device=name, seed=SEED)
+    for shape, mode in plan[:1] if arguments.quick else plan:
+        append_csv(arguments.out, measure(shape, mode, device, provenance))
+
+
+def _cpu_name() -> str:
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""Parameters and state: the modules that people put into their own models."""
+
+from ssmax.nn.attention import SelfAttention
+from ssmax.nn.cache import KVCache
+from ssmax.nn.rotary import RotaryEmbedding
+from ssmax.nn.scale import RULES, ProbeTable, SSMaxScale
+
+__all__ = ["RULES", "KVCache", "ProbeTable", "RotaryEmbedding", "SSMaxScale", "SelfAttention"]

@@ -1,0 +1,130 @@
+"""Causal self-attention with rotary positions and any rule of the family."""
+
+# B batch, T new tokens, S keys, C model width, H query heads, G key heads, D head width
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.nn.cache import KVCache
+from ssmax.nn.rotary import RotaryEmbedding
+from ssmax.nn.scale import ProbeTable, SSMaxScale
+from ssmax.ops.backends import Backend, attend
+from ssmax.ops.rope_scale.api import rope_scale
+from ssmax.ops.visible import Visibility, Window, visibility
+
+
+class SelfAttention(nn.Module):
+    """Grouped heads, optional QK-norm, rotary positions, and a query scaled by its n.
+
+    >>> attention = SelfAttention(768, 12, train_length=1024)
+    >>> y_BTC = attention(x_BTC)
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        head_width: int | None = None,
+        rule: str = "ssmax",
+        train_length: int | None = None,
+        theta: float = 10_000.0,
+        rotary_width: int | None = None,
+        qk_norm: bool = False,
+        window: Window = None,
+        is_causal: bool = True,
+        bias: bool = False,
+        dropout_p: float = 0.0,
+        backend: Backend = "auto",
+        table: ProbeTable | None = None,
+    ) -> None:
+        super().__init__()
+        num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        if num_heads < 1 or num_key_heads < 1 or num_heads % num_key_heads:
+            raise ValueError(
+                f"query heads must be a multiple of key heads, got {num_heads} and {num_key_heads}"
+            )
+        if head_width is None:
+            if width % num_heads:
+                raise ValueError(
+                    f"width must be a multiple of num_heads, got {width} and {num_heads}; "
+                    "or pass head_width"
+                )
+            head_width = width // num_heads
+        if rotary_width is not None and rotary_width > head_width:
+            raise ValueError(
+                f"rotary_width must be at most the head width, {head_width}, got {rotary_width}"
+            )
+        self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, head_width
+        self.window, self.is_causal = window, is_causal
+        self.dropout_p, self.backend = dropout_p, backend
+        self.q_proj = nn.Linear(width, num_heads * head_width, bias=bias)
+        self.k_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
+        self.v_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
+        self.o_proj = nn.Linear(num_heads * head_width, width, bias=bias)
+        self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.rotary = RotaryEmbedding(rotary_width or head_width, theta)
+        self.ssmax = SSMaxScale(num_heads, rule, train_length, table=table)
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: KVCache | None = None,
+        layer: int = 0,
+        sight: Visibility | None = None,
+        num_keys: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Attend from the new tokens to all keys; a cache is written, not advanced.
+
+        `key_padding_mask` (B, S) and `cu_seqlens` cover the cached keys too; `positions` restart
+        with each packed document. A model computes `sight`, `num_keys` and `rotary` once for all
+        its layers and hands them in; alone, the layer makes them itself.
+        """
+        if x_BTC.dim() != 3:
+            raise ValueError(f"x must be (batch, tokens, width), got {tuple(x_BTC.shape)}")
+        num_new = x_BTC.shape[1]
+        past = 0 if cache is None else cache.length
+        if sight is None:
+            sight = visibility(
+                num_new,
+                past + num_new,
+                is_causal=self.is_causal,
+                window=self.window,
+                cu_seqlens=cu_seqlens,
+                key_padding_mask=key_padding_mask,
+                positions=positions,
+                device=x_BTC.device,
+            )
+        if num_keys is None:
+            num_keys = sight.count().clamp_min(1)
+        if rotary is None:
+            if positions is None:
+                positions = torch.arange(past, past + num_new, device=x_BTC.device)
+            rotary = self.rotary(positions)
+
+        q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
+        k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
+        v_BGTD = self._heads(self.v_proj(x_BTC))
+        # After the norm: an RMSNorm would divide the factor out again.
+        q_BHTD, k_BGTD = rope_scale(q_BHTD, k_BGTD, *rotary, self.ssmax(num_keys))
+        if cache is not None:
+            k_BGTD, v_BGTD = cache.write(layer, k_BGTD, v_BGTD)
+        out_BHTD = attend(
+            q_BHTD,
+            k_BGTD,
+            v_BGTD,
+            sight,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            backend=self.backend,
+        )
+        return self.o_proj(out_BHTD.transpose(1, 2).flatten(-2))
+
+    def _heads(self, x_BTC: Tensor) -> Tensor:
+        return x_BTC.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

@@ -1,0 +1,194 @@
+"""SSMaxScale: the factor that multiplies the query, under any rule of the family.
+
+Parameters are raw values of shape (heads,), `scale` being the paper's s and `bias` its b: one
+dimension, so that weight decay on matrices leaves them alone.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.ops import scale as rules
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one rule makes its factor, and what it learns."""
+
+    factor: Callable[["SSMaxScale", Tensor], Tensor]
+    learnt: dict[str, Callable[[int], float]] = field(default_factory=dict)
+    """Name of each parameter and its initial value for a training length."""
+    needs_length: bool = False
+    floor_length: int | None = None
+    """Default L0 of the rules that grow in steps."""
+
+
+def _one(_: int) -> float:
+    return 1.0
+
+
+def _zero(_: int) -> float:
+    return 0.0
+
+
+RULES: dict[str, Rule] = {
+    "softmax": Rule(lambda m, n: rules.softmax_factor(n)),
+    "temperature": Rule(lambda m, n: rules.temperature_factor(n, m.scale), {"scale": _one}),
+    "ssmax": Rule(
+        lambda m, n: rules.ssmax_factor(n, m.scale),
+        {"scale": rules.initial_s},
+        needs_length=True,
+    ),
+    "ssmax_no_s": Rule(lambda m, n: rules.ssmax_factor(n, 1.0)),
+    "ssmax_bias": Rule(
+        lambda m, n: rules.ssmax_factor(n, m.scale, m.bias),
+        {"scale": rules.initial_s, "bias": _zero},
+        needs_length=True,
+    ),
+    "probe": Rule(
+        lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.p_n(n)),
+        {"scale": _one, "bias": _zero},
+        needs_length=True,
+    ),
+    "entropy_invariant": Rule(
+        lambda m, n: rules.entropy_invariant_factor(n, m.train_length), needs_length=True
+    ),
+    "qwen_logn": Rule(lambda m, n: rules.qwen_logn_factor(n, m.train_length), needs_length=True),
+    "llama4": Rule(
+        lambda m, n: rules.llama4_factor(n, m.beta, m.floor_length), floor_length=8192
+    ),
+    "ministral3": Rule(
+        lambda m, n: rules.ministral3_factor(n, m.beta, m.floor_length), floor_length=16384
+    ),
+    "yarn": Rule(lambda m, n: rules.yarn_factor(n, m.train_length), needs_length=True),
+    "sqrt_log": Rule(
+        lambda m, n: rules.sqrt_log_factor(n, m.scale),
+        {"scale": rules.initial_sqrt_log_s},
+        needs_length=True,
+    ),
+    # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
+    "polylog": Rule(
+        lambda m, n: rules.polylog_factor(n, m.beta, m.gamma), {"beta": _zero, "gamma": _one}
+    ),
+}
+
+
+class ProbeTable(nn.Module):
+    """The probe's p_n for n = 1..L: one table, owned by the model and shared by its layers."""
+
+    def __init__(self, train_length: int) -> None:
+        super().__init__()
+        rules.initial_s(train_length)  # the same demands on the length
+        self.p = nn.Parameter(torch.ones(train_length, dtype=torch.float32))
+        self._has_warned = False
+
+    def forward(self, num_keys: Tensor) -> Tensor:
+        """The table, with a warning the first time that n lies beyond it."""
+        length = self.p.shape[0]
+        if not self._has_warned and _can_look(num_keys) and int(num_keys.max()) > length:
+            warnings.warn(
+                f"the probe's table ends at n = {length}; beyond it p_n holds its last value, so "
+                f"n = {int(num_keys.max())} is scaled as n = {length}",
+                stacklevel=4,
+            )
+            self._has_warned = True
+        return self.p
+
+
+def _can_look(num_keys: Tensor) -> bool:
+    """True unless a graph is being made; only the probe pays for waiting on a GPU."""
+    if torch.compiler.is_compiling() or num_keys.numel() == 0:
+        return False
+    return not (num_keys.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+class SSMaxScale(nn.Module):
+    """`forward(num_keys)` gives the factor (..., heads, T) for num_keys (..., T).
+
+    `train_length` is the length of the training sequences; rules that start from it, or are
+    defined by it, ask for it. `beta` and `floor_length` belong to `llama4` and `ministral3`. The
+    probe makes a table of its own unless it is given the model's.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        rule: str = "ssmax",
+        train_length: int | None = None,
+        *,
+        beta: float | None = None,
+        floor_length: int | None = None,
+        table: ProbeTable | None = None,
+    ) -> None:
+        super().__init__()
+        if rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+        if num_heads < 1:
+            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+        spec = RULES[rule]
+        if spec.needs_length and train_length is None:
+            raise ValueError(
+                f"rule={rule!r} needs train_length, the length of the training sequences, "
+                "for example train_length=1024"
+            )
+        if train_length is not None:
+            rules.initial_s(train_length)  # raises on a length that is none
+        if spec.floor_length is None and not (beta is None and floor_length is None):
+            raise ValueError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
+        if floor_length is not None and floor_length < 1:
+            raise ValueError(f"floor_length must be at least 1, got {floor_length}")
+        if table is not None and rule != "probe":
+            raise ValueError(f"table belongs to rule='probe', not to {rule!r}")
+        self.num_heads = num_heads
+        self.rule = rule
+        self.train_length = train_length
+        if spec.floor_length is not None:
+            self.beta = 0.1 if beta is None else beta
+            self.floor_length = floor_length or spec.floor_length
+        for name in spec.learnt:
+            # float32 whatever the default dtype is: bfloat16 steps of s are as large as its updates.
+            setattr(self, name, nn.Parameter(torch.empty(num_heads, dtype=torch.float32)))
+        if rule == "probe":
+            assert train_length is not None
+            self.table = ProbeTable(train_length) if table is None else None
+            # In a tuple, so that a table shared by the layers is registered by its owner alone.
+            self._shared_table = (table,)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The rule's initial values: those that leave training where softmax starts."""
+        for name, initial in RULES[self.rule].learnt.items():
+            nn.init.constant_(getattr(self, name), initial(self.train_length or 0))
+
+    def p_n(self, num_keys: Tensor) -> Tensor:
+        """The probe's table, its own or the model's."""
+        owner = self.table or self._shared_table[0]
+        assert owner is not None
+        return owner(num_keys)
+
+    def forward(self, num_keys: Tensor) -> Tensor:
+        """The factor (..., heads, T), float32 or wider, for num_keys (..., T)."""
+        if num_keys.dim() == 0:
+            raise ValueError("num_keys must be (..., queries), got a single number; write n[None]")
+        factor = RULES[self.rule].factor(self, num_keys)
+        if not RULES[self.rule].learnt:
+            factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
+        return factor
+
+    def extra_repr(self) -> str:
+        """Shown in the module's print-out."""
+        length = "" if self.train_length is None else f", train_length={self.train_length}"
+        return f"{self.num_heads}, rule={self.rule!r}{length}"
+
+    def _apply(self, fn, recurse: bool = True):
+        """Move and cast as asked, but never below float32: `.half()` and `.to(bfloat16)` pass by."""
+
+        def at_least_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_narrow = moved.is_floating_point() and torch.finfo(moved.dtype).bits < 32
+            return tensor.to(moved.device) if is_narrow else moved
+
+        return super()._apply(at_least_float32, recurse)

@@ -1,0 +1,26 @@
+"""A kit to tell whether an attention counts n right: the oracle, the cases and the laws.
+
+>>> from ssmax.testing import check_attention
+>>> print(check_attention(my_attention))  # doctest: +SKIP
+
+Nothing here imports the operations that it judges.
+"""
+
+from ssmax.testing.cases import Case, named_cases, random_case
+from ssmax.testing.check import Outcome, Report, check_attention
+from ssmax.testing.laws import LAWS, check_laws
+from ssmax.testing.oracle import naive_attention, oracle_attention, oracle_mask
+
+__all__ = [
+    "LAWS",
+    "Case",
+    "Outcome",
+    "Report",
+    "check_attention",
+    "check_laws",
+    "naive_attention",
+    "named_cases",
+    "oracle_attention",
+    "oracle_mask",
+    "random_case",
+]

@@ -1,0 +1,119 @@
+"""check_attention: does anyone's attention count n right, case by case, and if not, what does it
+count instead?
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ssmax.testing.cases import Case, named_cases
+from ssmax.testing.oracle import oracle_attention
+
+Attention = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an attention made of one case."""
+
+    case: str
+    verdict: Literal["right", "wrong", "refused", "failed"]
+    error: float
+    """Largest deviation from the oracle; NaN where nothing came."""
+    finding: str
+    """What it counts instead, or why nothing came."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Outcomes of all cases; printed as a table."""
+
+    outcomes: list[Outcome]
+
+    @property
+    def all_right(self) -> bool:
+        """True where every case was served and none was wrong."""
+        return all(outcome.verdict == "right" for outcome in self.outcomes)
+
+    def wrong(self) -> list[Outcome]:
+        """The cases that came out wrong."""
+        return [outcome for outcome in self.outcomes if outcome.verdict == "wrong"]
+
+    def __str__(self) -> str:
+        width = max((len(outcome.case) for outcome in self.outcomes), default=0)
+        return "\n".join(
+            f"{o.case:<{width}}  {o.verdict:<7}  {o.error:8.1e}  {o.finding}".rstrip()
+            for o in self.outcomes
+        )
+
+
+def check_attention(
+    attention: Attention, cases: Iterable[Case] | None = None, *, tolerance: float = 1e-6
+) -> Report:
+    """Call `attention(q, k, v, s, **options)` on every case and compare it with the oracle.
+
+    The cases are `named_cases()` in float64 unless given; s is one value per query head. Options
+    are those of `ssmax.ssmax_attention`. An attention that does not take an option, or raises
+    ValueError or NotImplementedError, has refused the case: no answer is better than a wrong one.
+    Any other exception is a failure.
+    """
+    return Report([_judge(attention, case, tolerance) for case in cases or named_cases()])
+
+
+def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
+    exact = oracle_attention(case.q, case.k, case.v, case.s, **case.options)
+    try:
+        out = attention(case.q, case.k, case.v, case.s, **case.options)
+    except Exception as error:
+        refused = isinstance(error, TypeError | ValueError | NotImplementedError)
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        verdict = "refused" if refused else "failed"
+        return Outcome(case=case.name, verdict=verdict, error=float("nan"), finding=message)
+    if out.shape != exact.shape:
+        finding = f"shape {tuple(out.shape)} instead of {tuple(exact.shape)}"
+        return Outcome(case=case.name, verdict="wrong", error=float("nan"), finding=finding)
+    error = _distance(out, exact)
+    if error <= tolerance:
+        return Outcome(case=case.name, verdict="right", error=error, finding="")
+    finding = _diagnose(case, out, tolerance)
+    return Outcome(case=case.name, verdict="wrong", error=error, finding=finding)
+
+
+def _diagnose(case: Case, out: Tensor, tolerance: float) -> str:
+    """The first known mistake that explains the output."""
+    if out.isnan().any():
+        return "NaN"
+    for mistake, num_keys in _mistaken_counts(case).items():
+        options = {**case.options, "num_keys": num_keys}
+        if _distance(out, oracle_attention(case.q, case.k, case.v, case.s, **options)) <= tolerance:
+            return f"n is taken for {mistake}"
+    plain = {**case.options, "bias": 1.0}
+    if _distance(out, oracle_attention(case.q, case.k, case.v, 0.0, **plain)) <= tolerance:
+        return "softmax: the logits are not scaled"
+    return "unexplained"
+
+
+def _mistaken_counts(case: Case) -> dict[str, Tensor | int]:
+    """What n has been taken for, in published code."""
+    batch, heads, queries, width = case.q.shape
+    keys = case.k.shape[2]
+    n = case.mask().sum(-1).clamp_min(1)
+    index = torch.arange(keys - queries, keys)
+    return {
+        "the number of keys, seen or not": keys,
+        "the number of queries": queries,
+        "the place in the row, whatever is masked": (index + 1).clamp_min(1),
+        "the place in the chunk, without the cache": torch.arange(1, queries + 1),
+        "n + 1": n + 1,
+        "the n of the first row": n[:1].expand(batch, heads, queries),
+        "the head width": width,
+        "the model width": heads * width,
+    }
+
+
+def _distance(out: Tensor, exact: Tensor) -> float:
+    distance = (out.detach().double() - exact.detach()).abs()
+    return distance.nan_to_num(torch.inf).max().item() if distance.numel() else 0.0

@@ -1,0 +1,22 @@
+"""Tolerances that are earned: an implementation may err about as much as plain eager code does."""
+
+import torch
+from torch import Tensor
+
+
+def assert_no_worse_than(
+    out: Tensor, eager: Tensor, exact: Tensor, *, slack: float = 2.0, name: str = "out"
+) -> None:
+    """The error of `out` against float64 is at most `slack` times that of eager code in its dtype.
+
+    To it come four roundings of the largest value, for the cases in which eager code is lucky.
+    """
+    assert out.shape == exact.shape, f"{name}: {tuple(out.shape)} instead of {tuple(exact.shape)}"
+    if exact.numel() == 0:
+        return
+    exact = exact.detach().double().cpu()
+    error = (out.detach().double().cpu() - exact).abs().max().item()
+    allowed = (eager.detach().double().cpu() - exact).abs().max().item()
+    rounding = torch.finfo(out.dtype).eps * exact.abs().max().item()
+    budget = slack * allowed + 4 * rounding
+    assert error <= budget, f"{name}: error {error:.2e}, eager {allowed:.2e}, budget {budget:.2e}"

@@ -1,0 +1,31 @@
+"""One device for all tests: the GPU where there is one, else the CPU with Triton's interpreter."""
+
+import os
+
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    # Read by Triton when the kernels are defined, so it is set before anything imports them.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import hypothesis  # noqa: E402 (Triton's variable comes first)
+import pytest  # noqa: E402
+
+hypothesis.settings.register_profile("ci", max_examples=2_000, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("deep", parent=hypothesis.settings.get_profile("ci"), max_examples=50_000)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items):
+    if HAS_GPU:
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if HAS_GPU else "cpu"

@@ -1,0 +1,133 @@
+"""n, in five one-line tables and then in every combination."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssmax import num_visible_keys, visible_keys
+from ssmax.ops.visible import visibility
+from ssmax.testing import random_case
+
+KEEP = torch.tensor([[False, False, True, True, True], [True, True, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    ("situation", "options", "expected"),
+    [
+        ("causal", {"is_causal": True}, [1, 2, 3, 4, 5]),
+        ("bidirectional", {"is_causal": False}, [5, 5, 5, 5, 5]),
+        ("window", {"is_causal": True, "window": 3}, [1, 2, 3, 3, 3]),
+        ("window of one", {"is_causal": True, "window": 1}, [1, 1, 1, 1, 1]),
+        ("window wider than the row", {"is_causal": True, "window": 99}, [1, 2, 3, 4, 5]),
+        ("an int window looks back only", {"is_causal": False, "window": 3}, [1, 2, 3, 3, 3]),
+        ("pair", {"is_causal": False, "window": (1, 1)}, [2, 3, 3, 3, 2]),
+        ("pair, causal", {"is_causal": True, "window": (1, 1)}, [1, 2, 2, 2, 2]),
+        ("pair, right open", {"is_causal": False, "window": (1, -1)}, [5, 5, 4, 3, 2]),
+        ("packed", {"is_causal": True, "cu_seqlens": [0, 2, 5]}, [1, 2, 1, 2, 3]),
+        ("packed, empty document", {"is_causal": True, "cu_seqlens": [0, 2, 2, 5]}, [1, 2, 1, 2, 3]),
+        ("packed, bidirectional", {"is_causal": False, "cu_seqlens": [0, 2, 5]}, [2, 2, 3, 3, 3]),
+        ("packed, window", {"is_causal": True, "cu_seqlens": [0, 1, 5], "window": 2}, [1, 1, 2, 2, 2]),
+        ("positions", {"is_causal": True, "positions": [0, 1, 0, 1, 2]}, [1, 2, 1, 2, 3]),
+        ("positions, cut", {"is_causal": True, "positions": [7, 8, 0, 1, 2]}, [1, 2, 1, 2, 3]),
+        ("positions, both ways", {"is_causal": False, "positions": [0, 1, 0, 1, 2]}, [2, 2, 3, 3, 3]),
+    ],
+)  # fmt: skip
+def test_n_of_one_row(situation, options, expected):
+    for name in ("cu_seqlens", "positions"):
+        if name in options:
+            options = {**options, name: torch.tensor(options[name], dtype=torch.int32)}
+    assert visible_keys(5, 5, **options).tolist() == expected
+
+
+def test_n_does_not_count_padding():
+    assert visible_keys(5, 5, is_causal=True, key_padding_mask=KEEP).tolist() == [
+        [1, 1, 1, 2, 3],
+        [1, 2, 3, 4, 4],
+    ]
+    assert visible_keys(5, 5, is_causal=False, key_padding_mask=KEEP).tolist() == [[3] * 5, [4] * 5]
+
+
+def test_n_of_a_decoding_step_is_the_number_of_cached_keys_and_one():
+    assert visible_keys(1, 7, is_causal=True).tolist() == [7]
+    assert visible_keys(3, 7, is_causal=True).tolist() == [5, 6, 7]
+    assert visible_keys(1, 5, is_causal=True, key_padding_mask=KEEP).tolist() == [[3], [4]]
+    assert visible_keys(1, 9, is_causal=True, window=4).tolist() == [4]
+    assert visible_keys(1, 9, is_causal=True, positions=torch.tensor([2])).tolist() == [3]
+
+
+def test_n_of_cross_attention_is_the_number_of_keys():
+    assert visible_keys(2, 9, is_causal=False).tolist() == [9, 9]
+    assert visible_keys(9, 2, is_causal=False).tolist() == [2] * 9
+
+
+def test_positions_may_differ_by_row():
+    positions = torch.tensor([[0, 1, 2, 0], [0, 0, 1, 2]])
+    assert visible_keys(4, 4, is_causal=True, positions=positions).tolist() == [
+        [1, 2, 3, 1],
+        [1, 1, 2, 3],
+    ]
+
+
+def test_n_is_an_integer_and_at_least_one():
+    n = visible_keys(4, 2, is_causal=True)  # two queries stand before the first key
+    assert n.dtype == torch.int64
+    assert n.tolist() == [1, 1, 1, 2]
+    assert visible_keys(3, 0, is_causal=False).tolist() == [1, 1, 1]
+    assert visible_keys(0, 3, is_causal=True).tolist() == []
+
+
+def test_num_visible_keys_counts_a_mask():
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    assert num_visible_keys(mask).tolist() == [2, 1]
+    assert num_visible_keys(mask, dim=0).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("hidden", [-torch.inf, torch.finfo(torch.float32).min, -1e9])
+def test_an_additive_mask_hides_with_minus_infinity_or_the_lowest_number(hidden):
+    mask = torch.tensor([[0.0, hidden, 2.5], [hidden, hidden, -3.0]])
+    assert num_visible_keys(mask).tolist() == [2, 1]
+
+
+@given(st.randoms(use_true_random=False))
+def test_n_is_the_count_of_the_mask(rng: random.Random):
+    case = random_case(rng, dtype=torch.float64)
+    sight = visibility(case.q.shape[2], case.k.shape[2], **case.visibility)
+    expected = case.mask()
+    counted = sight.count()
+    counted = counted if counted.dim() == 3 else counted.unsqueeze(-2)
+    assert torch.equal(counted.expand(expected.shape[:3]), expected.sum(-1))
+    assert torch.equal(sight.visible_mask().expand(expected.shape), expected)
+    if "attn_mask" not in case.options:
+        assert torch.equal(
+            visible_keys(case.q.shape[2], case.k.shape[2], **case.visibility)
+            .reshape(-1, 1, case.q.shape[2])
+            .expand(expected.shape[:3]),
+            expected.sum(-1).clamp_min(1),
+        )
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_key_span_holds_all_that_its_queries_see(rng: random.Random):
+    case = random_case(rng, dtype=torch.float64)
+    sight = visibility(case.q.shape[2], case.k.shape[2], **case.visibility)
+    start = rng.randrange(case.q.shape[2])
+    rows = slice(start, rng.randint(start + 1, case.q.shape[2]))
+    mask = case.mask()[:, :, rows]
+    keys = sight.key_span(rows)
+    assert mask[..., keys].sum() == mask.sum()
+    assert torch.equal(sight.visible_mask(rows, keys).expand_as(mask[..., keys]), mask[..., keys])
+
+
+def test_counting_makes_no_square_tensor():
+    """200,000 queries: the square would be 40 GB."""
+    n = visible_keys(
+        200_000,
+        200_000,
+        is_causal=True,
+        window=4096,
+        key_padding_mask=torch.ones(1, 200_000, dtype=torch.bool),
+    )
+    assert n.max().item() == 4096

@@ -13,7 +13,9 @@ import hypothesis  # noqa: E402 (Triton's variable comes first)
 import pytest  # noqa: E402
 
 hypothesis.settings.register_profile("ci", max_examples=2_000, deadline=None, print_blob=True)
-hypothesis.settings.register_profile("deep", parent=hypothesis.settings.get_profile("ci"), max_examples=50_000)
+hypothesis.settings.register_profile(
+    "deep", parent=hypothesis.settings.get_profile("ci"), max_examples=50_000
+)
 hypothesis.settings.load_profile("ci")
 
 

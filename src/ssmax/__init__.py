@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ssmax import ops as ops
     from ssmax import records as records
     from ssmax import testing as testing
+    from ssmax.nn import SSMaxScale as SSMaxScale
     from ssmax.ops.attention import attention_rows as attention_rows
     from ssmax.ops.attention import ssmax_attention as ssmax_attention
     from ssmax.ops.rope import apply_rope as apply_rope

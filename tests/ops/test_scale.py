@@ -83,7 +83,9 @@ def test_llama4_and_ministral3_step_one_token_apart():
 
 def test_the_probe_reads_its_table_and_holds_the_last_value():
     table = torch.tensor([1.0, 2.0, 4.0])
-    factor = scale.probe_factor(torch.tensor([1, 2, 3, 4, 99]), torch.ones(1), torch.zeros(1), table)
+    factor = scale.probe_factor(
+        torch.tensor([1, 2, 3, 4, 99]), torch.ones(1), torch.zeros(1), table
+    )
     assert factor.tolist() == [[1.0, 2.0, 4.0, 4.0, 4.0]]
 
 

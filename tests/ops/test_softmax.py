@@ -15,7 +15,9 @@ SEED = st.integers(0, 2**30)
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:
-    return 3 * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return 3 * torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @given(S, N, SEED)

@@ -57,9 +57,7 @@ RULES: dict[str, Rule] = {
         lambda m, n: rules.entropy_invariant_factor(n, m.train_length), needs_length=True
     ),
     "qwen_logn": Rule(lambda m, n: rules.qwen_logn_factor(n, m.train_length), needs_length=True),
-    "llama4": Rule(
-        lambda m, n: rules.llama4_factor(n, m.beta, m.floor_length), floor_length=8192
-    ),
+    "llama4": Rule(lambda m, n: rules.llama4_factor(n, m.beta, m.floor_length), floor_length=8192),
     "ministral3": Rule(
         lambda m, n: rules.ministral3_factor(n, m.beta, m.floor_length), floor_length=16384
     ),

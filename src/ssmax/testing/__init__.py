@@ -6,6 +6,7 @@
 Nothing here imports the operations that it judges.
 """
 
+from ssmax.testing.budget import assert_no_worse_than
 from ssmax.testing.cases import Case, named_cases, random_case
 from ssmax.testing.check import Outcome, Report, check_attention
 from ssmax.testing.laws import LAWS, check_laws
@@ -16,6 +17,7 @@ __all__ = [
     "Case",
     "Outcome",
     "Report",
+    "assert_no_worse_than",
     "check_attention",
     "check_laws",
     "naive_attention",

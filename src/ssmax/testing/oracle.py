@@ -109,7 +109,9 @@ def naive_attention(
         logits = logits + added.to(q.dtype)
     blind = ~mask.any(-1, keepdim=True)
     weights = logits.to(wide).masked_fill(~(mask | blind), -torch.inf).softmax(-1)
-    return weights.masked_fill(blind, 0.0).to(q.dtype) @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return weights.masked_fill(blind, 0.0).to(q.dtype) @ v.repeat_interleave(
+        q.shape[1] // v.shape[1], dim=1
+    )
 
 
 def _count(q, k, s, bias, num_keys, visibility) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -124,6 +124,8 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Te
             "q and k must have one batch, one number of tokens and one head width, "
             f"got {tuple(q.shape)} and {tuple(k.shape)}; rotate new keys before they are cached"
         )
+    if q.dtype != k.dtype:
+        raise ValueError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
     if not factor.is_floating_point():
         raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))

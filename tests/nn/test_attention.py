@@ -1,0 +1,182 @@
+"""SelfAttention and KVCache: any split gives the same, and the factor is where it belongs."""
+
+import random
+
+import pytest
+import torch
+
+from ssmax import apply_rope, rope_tables, visible_keys
+from ssmax.nn import RULES, KVCache, ProbeTable, RotaryEmbedding, SelfAttention
+from ssmax.ops.visible import visibility
+from ssmax.testing import oracle_attention
+
+
+def make(**options) -> SelfAttention:
+    torch.manual_seed(0)
+    options = {"num_key_heads": 2, "train_length": 16, **options}
+    layer = SelfAttention(32, 4, **options).double()
+    if "scale" in dict(layer.ssmax.named_parameters()):
+        torch.nn.init.uniform_(layer.ssmax.scale, 0.2, 1.0)
+    return layer
+
+
+def x(tokens=11, batch=2):
+    return torch.randn(
+        batch, tokens, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+
+
+def caches():
+    yield "growing", KVCache(1)
+    yield "preallocated", KVCache.preallocated(
+        1, batch=2, num_key_heads=2, max_keys=16, head_width=8, dtype=torch.float64
+    )  # fmt: skip
+
+
+def test_it_is_the_oracle_on_projected_heads():
+    layer, tokens = make(qk_norm=True), x()
+
+    def heads(y):
+        return y.unflatten(-1, (-1, 8)).transpose(1, 2)
+
+    tables = rope_tables(torch.arange(11), 8)
+    q = apply_rope(layer.q_norm(heads(layer.q_proj(tokens))), *tables)
+    k = apply_rope(layer.k_norm(heads(layer.k_proj(tokens))), *tables)
+    out = oracle_attention(
+        q, k, heads(layer.v_proj(tokens)), layer.ssmax.scale, is_causal=True, enable_gqa=True
+    )
+    expected = layer.o_proj(out.transpose(1, 2).flatten(-2))
+    torch.testing.assert_close(layer(tokens), expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("rule", sorted(RULES))
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("kind", ["growing", "preallocated"])
+def test_any_split_into_chunks_gives_the_same(rule, window, kind):
+    layer, tokens = make(rule=rule, window=window), x()
+    whole = layer(tokens)
+    rng = random.Random(0)
+    for _ in range(4):
+        cache = dict(caches())[kind]
+        pieces, start = [], 0
+        while start < 11:
+            stop = min(11, start + rng.randint(1, 5))
+            pieces.append(layer(tokens[:, start:stop], cache=cache))
+            cache.advance(stop - start)
+            start = stop
+        torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["growing", "preallocated"])
+def test_left_padded_rows_decode_as_they_do_alone(kind):
+    layer, tokens = make(), x()
+    keep = torch.ones(2, 11, dtype=torch.bool)
+    keep[0, :4] = False
+    cache, outs = dict(caches())[kind], []
+    for piece in (slice(0, 7), slice(7, 8), slice(8, 11)):
+        outs.append(layer(tokens[:, piece], cache=cache, key_padding_mask=keep[:, : piece.stop]))
+        cache.advance(piece.stop - piece.start)
+    out = torch.cat(outs, 1)
+    alone = layer(tokens[:1, 4:])
+    # RoPE sees only distances, so four positions further on nothing changes but rounding.
+    torch.testing.assert_close(out[:1, 4:], alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(out[1:], layer(tokens[1:]), rtol=1e-9, atol=1e-11)
+
+
+def test_packed_documents_come_out_as_each_alone():
+    layer, tokens = make(), x(batch=1)
+    bounds = torch.tensor([0, 3, 11], dtype=torch.int32)
+    alone = torch.cat((layer(tokens[:, :3]), layer(tokens[:, 3:])), 1)
+    torch.testing.assert_close(layer(tokens, cu_seqlens=bounds), alone, rtol=1e-5, atol=1e-6)
+    positions = torch.cat((torch.arange(3), torch.arange(8)))
+    torch.testing.assert_close(layer(tokens, positions=positions), alone, rtol=1e-9, atol=1e-11)
+
+
+def test_a_bidirectional_layer_sees_all():
+    layer, tokens = make(is_causal=False), x()
+    changed = tokens.clone()
+    changed[:, -1] += 1.0
+    assert not torch.allclose(layer(tokens)[:, 0], layer(changed)[:, 0])
+
+
+def test_what_a_model_shares_between_layers_changes_nothing():
+    layer, tokens = make(), x()
+    sight = visibility(11, 11, is_causal=True)
+    out = layer(
+        tokens,
+        sight=sight,
+        num_keys=visible_keys(11, 11, is_causal=True),
+        rotary=layer.rotary(torch.arange(11)),
+    )
+    assert torch.equal(out, layer(tokens))
+
+
+def test_theta_is_changeable_at_test_time():
+    layer, tokens = make(), x()
+    before = layer(tokens)
+    layer.rotary.theta = 500_000.0
+    assert not torch.allclose(layer(tokens), before)
+    torch.testing.assert_close(layer(tokens), _with_theta(500_000.0)(tokens), rtol=0, atol=0)
+
+
+def _with_theta(theta):
+    return make(theta=theta)
+
+
+def test_rotary_on_part_of_the_width():
+    layer = make(rotary_width=4)
+    assert layer.rotary(torch.arange(3))[0].shape == (3, 2)
+    assert layer(x()).isfinite().all()
+    assert "4, theta=10000" in repr(RotaryEmbedding(4))
+
+
+def test_a_cache_is_written_but_not_advanced():
+    layer, tokens = make(), x()
+    for _, cache in caches():
+        first = layer(tokens[:, :5], cache=cache)
+        assert cache.length == 0
+        assert torch.equal(layer(tokens[:, :5], cache=cache), first)
+
+
+def test_a_full_cache_and_foreign_keys_are_refused():
+    cache = KVCache.preallocated(1, batch=1, num_key_heads=2, max_keys=4, head_width=8)
+    keys = torch.randn(1, 2, 3, 8)
+    cache.write(0, keys, keys)
+    cache.advance(3)
+    with pytest.raises(
+        ValueError, match="holds 4 keys; 3 are there and 3 more came.*larger max_keys"
+    ):
+        cache.write(0, keys, keys)
+    with pytest.raises(ValueError, match="must fit the cache"):
+        cache.write(0, keys[:, :1], keys[:, :1])
+    with pytest.raises(ValueError, match="cache's dtype, torch.float32, got torch.float64"):
+        cache.write(0, keys.double()[:, :, :1], keys.double()[:, :, :1])
+    with pytest.raises(ValueError, match="at least 0"):
+        cache.advance(-1)
+    grown = KVCache(1)
+    grown.write(0, keys, keys)
+    grown.advance(3)
+    with pytest.raises(ValueError, match="must fit the cache"):
+        grown.write(0, keys[..., :4], keys[..., :4])
+
+
+def test_dropout_only_while_training():
+    layer, tokens = make(dropout_p=0.5), x()
+    assert not torch.equal(layer(tokens), layer(tokens))
+    layer.eval()
+    assert torch.equal(layer(tokens), layer(tokens))
+
+
+def test_layers_share_the_probes_table():
+    table = ProbeTable(16)
+    layer = make(rule="probe", table=table)
+    assert sum("table" in name for name, _ in layer.named_parameters()) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_parameter_gets_a_gradient(dtype):
+    layer = make(rule="ssmax_bias", qk_norm=True).to(dtype)
+    layer(x().to(dtype)).square().mean().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+    assert (layer.ssmax.scale.grad != 0).all()

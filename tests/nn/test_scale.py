@@ -1,0 +1,134 @@
+"""SSMaxScale: every rule, where it starts, what it learns, and what survives a cast."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+
+from ssmax import initial_s
+from ssmax.nn import RULES, ProbeTable, SSMaxScale
+from ssmax.ops import scale as rules
+
+NAMES = {
+    "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "probe", "entropy_invariant",
+    "qwen_logn", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
+}  # fmt: skip
+LEARNT = {
+    "temperature": {"scale"},
+    "ssmax": {"scale"},
+    "ssmax_bias": {"scale", "bias"},
+    "probe": {"scale", "bias", "table.p"},
+    "sqrt_log": {"scale"},
+    "polylog": {"beta", "gamma"},
+}
+N = torch.arange(1, 65)
+
+
+def test_every_rule_of_the_family_has_its_name():
+    assert set(RULES) == NAMES
+
+
+@pytest.mark.parametrize("rule", sorted(NAMES))
+def test_every_rule_gives_a_factor_per_head_and_query(rule):
+    module = SSMaxScale(4, rule, train_length=64)
+    assert module(N).shape == (4, 64)
+    assert module(N.expand(2, 64)).shape == (2, 4, 64)
+    assert module(N).dtype == torch.float32 and module(N).isfinite().all()
+    assert {name for name, _ in module.named_parameters()} == LEARNT.get(rule, set())
+    assert all(p.dim() == 1 for p in module.parameters()), "weight decay skips what is 1-D"
+
+
+@pytest.mark.parametrize("rule", sorted(LEARNT))
+def test_every_parameter_gets_a_gradient(rule):
+    module = SSMaxScale(3, rule, train_length=64)
+    if rule == "polylog":
+        torch.nn.init.constant_(module.beta, 0.5)
+    module(N).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert (parameter.grad != 0).any(), name
+
+
+@pytest.mark.parametrize(
+    "rule", ["ssmax", "ssmax_bias", "temperature", "probe", "sqrt_log", "polylog"]
+)
+def test_training_starts_where_softmax_is_on_average(rule):
+    assert SSMaxScale(2, rule, train_length=64)(N).mean().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_test_time_rules_are_softmax_within_the_training_length():
+    for rule in ("qwen_logn", "yarn", "llama4", "ministral3"):
+        assert (SSMaxScale(2, rule, train_length=64)(N) == 1).all(), rule
+        assert (SSMaxScale(2, rule, train_length=64)(torch.tensor([10**6])) > 1).all(), rule
+
+
+def test_rules_compute_what_the_functions_do():
+    module = SSMaxScale(2, "ssmax_bias", train_length=1024)
+    assert torch.equal(module.scale, torch.full((2,), initial_s(1024)))
+    assert torch.equal(module(N), rules.ssmax_factor(N, module.scale, module.bias))
+    stepped = SSMaxScale(2, "llama4", beta=0.3, floor_length=8)
+    assert torch.equal(stepped(N)[0], rules.llama4_factor(N, 0.3, 8))
+
+
+@pytest.mark.parametrize(
+    "cast", [lambda m: m.half(), lambda m: m.bfloat16(), lambda m: m.to(torch.bfloat16)]
+)
+def test_s_stays_float32_through_every_cast(cast):
+    model = torch.nn.ModuleDict(
+        {"linear": torch.nn.Linear(2, 2), "ssmax": SSMaxScale(2, "ssmax_bias", 1000)}
+    )
+    value = model["ssmax"].scale.detach().clone()
+    cast(model)
+    assert model["linear"].weight.dtype in (torch.float16, torch.bfloat16)
+    assert model["ssmax"].scale.dtype == model["ssmax"].bias.dtype == torch.float32
+    assert torch.equal(model["ssmax"].scale, value), "not even rounded on the way"
+    assert model.double()["ssmax"].scale.dtype == torch.float64
+
+
+def test_a_meta_module_becomes_real():
+    with torch.device("meta"):
+        module = SSMaxScale(2, "ssmax", 64)
+    module = module.to_empty(device="cpu")
+    module.reset_parameters()
+    assert torch.equal(module.scale, torch.full((2,), initial_s(64)))
+
+
+def test_a_shared_table_is_owned_once():
+    table = ProbeTable(16)
+    layers = torch.nn.ModuleList([SSMaxScale(4, "probe", 16, table=table) for _ in range(3)])
+    model = torch.nn.ModuleDict({"table": table, "layers": layers})
+    assert sum(p.numel() for p in model.parameters()) == 16 + 3 * 8
+    assert [key for key in model.state_dict() if "table" in key] == ["table.p"]
+    with torch.no_grad():
+        table.p.mul_(3.0)
+    assert (layers[2](torch.arange(1, 17)) == 3.0).all()
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin["table"].p.mul_(2.0)
+    assert (twin["layers"][0](torch.arange(1, 17)) == 6.0).all()
+    assert (layers[0](torch.arange(1, 17)) == 3.0).all()
+
+
+def test_the_probe_says_once_that_its_table_has_ended():
+    module = SSMaxScale(2, "probe", train_length=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(torch.arange(1, 9))
+    with pytest.warns(UserWarning, match="ends at n = 8.*n = 20 is scaled as n = 8"):
+        beyond = module(torch.arange(1, 21))
+    assert torch.equal(beyond[:, 7:], beyond[:, 7:8].expand(2, 13))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(torch.arange(1, 21))
+
+
+@pytest.mark.parametrize("rule", sorted(NAMES))
+def test_state_survives_saving_and_copying(rule):
+    module = SSMaxScale(2, rule, train_length=64)
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    other = SSMaxScale(2, rule, train_length=64)
+    other.load_state_dict(module.state_dict())
+    for twin in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(N), module(N))

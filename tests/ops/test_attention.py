@@ -1,0 +1,346 @@
+"""ssmax_attention: backends agree, names are promises, and no queries x keys tensor is made."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ssmax import attention_rows, ssmax_attention
+from ssmax.ops.backends import choose_backend
+from ssmax.ops.backends.call import Call
+from ssmax.ops.visible import visibility
+from ssmax.testing import (
+    LAWS,
+    assert_no_worse_than,
+    check_attention,
+    naive_attention,
+    oracle_attention,
+)
+from ssmax.testing.cases import make_case, named_cases
+
+LONG = 1500
+SITUATIONS = {
+    "causal": {"is_causal": True},
+    "bidirectional": {},
+    "decode": {"queries": 1, "is_causal": True},
+    "chunk": {"queries": 700, "is_causal": True},
+    "window": {"is_causal": True, "window": 200},
+    "pair": {"window": (100, 50)},
+    "packed": {"is_causal": True, "cu_seqlens": torch.tensor([0, 1, 600, 1500], dtype=torch.int32)},
+    "padded": {"is_causal": True, "key_padding_mask": torch.arange(LONG).expand(2, LONG) >= 37},
+    "positions": {"is_causal": True, "positions": torch.arange(LONG) % 400},
+}  # fmt: skip
+
+
+def long_case(name: str, **extra):
+    return make_case(name, keys=LONG, **{"queries": LONG, **SITUATIONS[name], **extra})
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law):
+    LAWS[law](ssmax_attention)
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flash", "flex", "eager"])
+def test_every_named_case_is_right_or_refused(backend):
+    def attention(*inputs, **options):
+        return ssmax_attention(*inputs, backend=backend, **options)
+
+    report = check_attention(attention)
+    refused = {o.case for o in report.outcomes if o.verdict == "refused"}
+    assert not report.wrong(), str(report)
+    assert refused == ({"additive mask"} if backend == "flex" else set())
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("backend", ["auto", "math", "flash"])
+def test_long_rows_agree_with_eager(name, backend):
+    """Past one block of queries, where masks come in pieces."""
+    case = long_case(name, width=16)
+    eager = ssmax_attention(case.q, case.k, case.v, case.s, **case.options, backend="eager")
+    out = ssmax_attention(case.q, case.k, case.v, case.s, **case.options, backend=backend)
+    torch.testing.assert_close(out, eager, rtol=1e-9, atol=1e-10)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches for the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(
+                    self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize
+                )
+        return out
+
+
+@pytest.mark.parametrize("extra", [{}, {"key_heads": 2}, {"dropout_p": 0.1}], ids=str)
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_square_tensor_is_made_forward_or_backward(name, extra):
+    case = long_case(
+        name,
+        batch=1 if "padded" not in name else 2,
+        heads=2 if not extra.get("key_heads") else 4,
+        dtype=torch.float32,
+        **extra,
+    )
+    leaves = [x.requires_grad_() for x in (case.q, case.k, case.v, case.s)]
+    square = case.q.shape[0] * case.q.shape[2] * case.k.shape[2]
+    with LargestTensor() as watch:
+        ssmax_attention(*leaves, **case.options).sum().backward()
+    if case.q.shape[2] > 1:
+        heads = case.q.shape[1] if extra.get("dropout_p") else 1
+        assert watch.elements < 0.6 * heads * square
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["causal", "chunk", "window", "packed", "padded"])
+def test_every_dtype_is_no_worse_than_eager(dtype, name):
+    situation = {**SITUATIONS[name]}
+    case = make_case(name, keys=LONG, width=32, dtype=dtype, **{"queries": LONG, **situation})
+    rows = torch.arange(0, case.q.shape[2], 97)
+    inputs = (case.q, case.k, case.v, case.s)
+    out = ssmax_attention(*inputs, **case.options)
+    assert out.dtype == dtype
+    exact = ssmax_attention(*(x.double() for x in inputs), **case.options, backend="eager")
+    # Explicit logits in the dtype itself set the budget.
+    weights = attention_rows(case.q, case.k, case.s, rows, **case.options).to(dtype)
+    eager = weights @ case.v
+    assert_no_worse_than(out[:, :, rows], eager, exact[:, :, rows], slack=2.0)
+
+
+def test_named_backends_are_refused_where_they_cannot_serve():
+    case = make_case("causal", is_causal=True)
+    inputs = (case.q, case.k, case.v, case.s)
+    for backend, reason in (
+        ("cudnn", "CUDA"),
+        ("efficient", "CUDA"),
+        ("varlen", "CUDA"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            ssmax_attention(*inputs, is_causal=True, backend=backend)
+    with pytest.raises(ValueError, match="dropout"):
+        ssmax_attention(*inputs, dropout_p=0.5, backend="flex")
+    with pytest.raises(ValueError, match="gradient on the CPU"):
+        ssmax_attention(case.q.clone().requires_grad_(), *inputs[1:], backend="flex")
+    with pytest.raises(ValueError, match="no such kernel"):
+        # SDPA's fused CPU kernel has no dropout: math must not be taken instead.
+        ssmax_attention(*inputs, dropout_p=0.5, backend="flash")
+
+
+def test_auto_leaves_the_choice_to_sdpa_on_the_cpu():
+    case = make_case("causal")
+    sight = visibility(9, 9, is_causal=True)
+    assert choose_backend("auto", Call(case.q, case.k, case.v, sight, None, 0.0)) == "auto"
+
+
+def test_neutral_values_are_softmax_bit_for_bit():
+    q, k, v = (torch.randn(2, 4, 64, 16) for _ in range(3))
+    softmax = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(ssmax_attention(q, k, v, 0.0, bias=1.0, is_causal=True), softmax)
+
+
+def test_num_keys_overrides_the_count():
+    case = make_case("override", is_causal=True)
+    inputs = (case.q, case.k, case.v, case.s)
+    for num_keys in (
+        7,
+        torch.arange(3, 12),
+        torch.arange(1, 19).reshape(2, 9),
+        torch.arange(1, 73).reshape(2, 4, 9),
+    ):
+        out = ssmax_attention(*inputs, is_causal=True, num_keys=num_keys)
+        exact = oracle_attention(*inputs, is_causal=True, num_keys=num_keys)
+        torch.testing.assert_close(out, exact, rtol=1e-10, atol=1e-10)
+
+
+def test_n_of_ten_million_keys():
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    out = ssmax_attention(q, k, v, 0.2, num_keys=10_000_000)
+    exact = oracle_attention(q, k, v, 0.2, num_keys=10_000_000)
+    assert_no_worse_than(out, naive_attention(q, k, v, 0.2, num_keys=10_000_000), exact)
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "eager", "flex"])
+def test_a_query_that_sees_nothing_gives_zeros(backend):
+    case = make_case("blind", is_causal=True)
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[0, :5] = False
+    keep[1] = False
+    out = ssmax_attention(
+        case.q, case.k, case.v, case.s, is_causal=True, key_padding_mask=keep, backend=backend
+    )
+    assert (out[0, :, :5] == 0).all() and (out[1] == 0).all()
+    assert (out[0, :, 5:] != 0).any()
+    more_queries = ssmax_attention(
+        case.q, case.k[:, :, :4], case.v[:, :, :4], case.s, is_causal=True, backend=backend
+    )
+    assert (more_queries[:, :, :5] == 0).all() and more_queries.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "eager"])
+def test_blind_queries_have_finite_gradients(backend):
+    case = make_case("blind", is_causal=True)
+    keep = torch.zeros(2, 9, dtype=torch.bool)
+    keep[0, 6:] = True
+    leaves = [x.clone().requires_grad_() for x in (case.q, case.k, case.v, case.s)]
+    ssmax_attention(
+        *leaves, is_causal=True, key_padding_mask=keep, backend=backend
+    ).sum().backward()
+    assert all(leaf.grad.isfinite().all() for leaf in leaves)
+    assert (leaves[0].grad[1] == 0).all()
+
+
+@pytest.mark.parametrize("s", [0.0, -0.4, 1e-30, 5.0])
+def test_any_s_gives_finite_weights(s):
+    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    out = ssmax_attention(q, k, v, s, is_causal=True)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0])  # n = 1
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "eager"])
+def test_logits_of_ten_thousand_are_finite(backend):
+    q, k, v = (torch.randn(1, 2, 6, 8) for _ in range(3))
+    q, k = 100 * q, 100 * k
+    out = ssmax_attention(q, k, v, 0.5, is_causal=True, scale=1.0, backend=backend)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 5), (5, 0), (1, 1), (1, 5)])
+@pytest.mark.parametrize("backend", ["auto", "eager", "flex"])
+def test_empty_and_single_rows(queries, keys, backend):
+    q, k, v = torch.randn(2, 4, queries, 8), torch.randn(2, 4, keys, 8), torch.randn(2, 4, keys, 8)
+    for is_causal in (True, False):
+        out = ssmax_attention(q, k, v, 0.3, is_causal=is_causal, backend=backend)
+        assert out.shape == (2, 4, queries, 8)
+        assert out.isfinite().all()
+        if keys == 0:
+            assert (out == 0).all()
+    assert ssmax_attention(q[:0], k[:0], v[:0], 0.3, is_causal=True).shape == (0, 4, queries, 8)
+
+
+def test_an_empty_call_still_reaches_the_gradients():
+    q = torch.randn(1, 2, 0, 8, requires_grad=True)
+    ssmax_attention(q, torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8), 0.3).sum().backward()
+    assert q.grad.shape == q.shape
+
+
+def test_values_may_be_of_another_width():
+    case = make_case("values", is_causal=True)
+    v = torch.randn(2, 4, 9, 5, dtype=torch.float64)
+    out = ssmax_attention(case.q, case.k, v, case.s, is_causal=True)
+    torch.testing.assert_close(out, oracle_attention(case.q, case.k, v, case.s, is_causal=True))
+
+
+def test_strided_inputs_are_read_as_they_lie():
+    case = make_case("strided", is_causal=True, width=8)
+    packed = torch.stack((case.q, case.k, case.v), dim=-1)  # channels 3 apart
+    q, k, v = packed.unbind(-1)
+    out = ssmax_attention(q, k, v, case.s, is_causal=True)
+    torch.testing.assert_close(out, ssmax_attention(case.q, case.k, case.v, case.s, is_causal=True))
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (case.q, case.k, case.v)]
+    torch.testing.assert_close(ssmax_attention(*transposed, case.s, is_causal=True), out)
+
+
+def test_inputs_are_left_as_they_were():
+    case = named_cases()[0]
+    before = [x.clone() for x in (case.q, case.k, case.v, case.s)]
+    ssmax_attention(case.q, case.k, case.v, case.s, **case.options)
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, (case.q, case.k, case.v, case.s), strict=True)
+    )
+
+
+def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
+    case = make_case("autocast", dtype=torch.float32, is_causal=True)
+    inputs = (case.q, case.k, case.v, case.s)
+    exact = oracle_attention(*inputs, is_causal=True)
+    eager = naive_attention(*(x.bfloat16() for x in inputs[:3]), case.s, is_causal=True)
+    for backend in ("auto", "math", "flash", "flex", "eager"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = ssmax_attention(*inputs, is_causal=True, backend=backend)
+        assert out.dtype == torch.bfloat16
+        assert_no_worse_than(out, eager, exact, name=backend)
+
+
+@pytest.mark.parametrize("name", ["causal", "padded", "window"])
+def test_dropout_keeps_the_mean(name):
+    case = long_case(name, batch=2, heads=2, width=8, dtype=torch.float32)
+    torch.manual_seed(0)
+    plain = ssmax_attention(case.q, case.k, case.v, case.s, **case.options)
+    runs = [
+        ssmax_attention(case.q, case.k, case.v, case.s, **case.options, dropout_p=0.3)
+        for _ in range(6)
+    ]
+    assert not torch.equal(runs[0], runs[1])
+    mean_error = (torch.stack(runs).mean(0) - plain).mean().abs().item()
+    assert mean_error < 0.01
+
+
+def test_scale_is_sdpas():
+    case = make_case("scale", is_causal=True)
+    out = ssmax_attention(case.q, case.k, case.v, case.s, is_causal=True, scale=0.11)
+    exact = oracle_attention(case.q, case.k, case.v, case.s, is_causal=True, scale=0.11)
+    torch.testing.assert_close(out, exact)
+
+
+def test_an_additive_bias_is_added_after_the_scaling():
+    case = make_case("alibi")
+    added = -0.3 * (torch.arange(9)[:, None] - torch.arange(9)).abs().double()
+    out = ssmax_attention(case.q, case.k, case.v, case.s, attn_mask=added)
+    torch.testing.assert_close(
+        out, oracle_attention(case.q, case.k, case.v, case.s, attn_mask=added)
+    )
+
+
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9])
+def test_a_mask_of_the_lowest_number_hides_like_minus_infinity(hidden):
+    case = make_case("lowest", dtype=torch.float32)
+    visible = torch.ones(9, 9).tril().bool()
+    visible[0] = False
+    low, infinite = (torch.where(visible, 0.0, value) for value in (hidden, -torch.inf))
+    inputs = (case.q, case.k, case.v, case.s)
+    out = ssmax_attention(*inputs, attn_mask=low)
+    torch.testing.assert_close(out, ssmax_attention(*inputs, attn_mask=infinite), rtol=0, atol=0)
+    torch.testing.assert_close(
+        out, ssmax_attention(*inputs, attn_mask=visible), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "eager"])
+def test_gradcheck(backend):
+    options = [
+        {"is_causal": True},
+        {"is_causal": True, "queries": 2, "keys": 4},
+        {"is_causal": True, "window": 2},
+        {"is_causal": True, "cu_seqlens": torch.tensor([0, 1, 4])},
+        {"key_padding_mask": torch.tensor([[True, False, True, True]])},
+    ]
+    for option in options:
+        case = make_case(
+            "gradcheck",
+            batch=1,
+            heads=2,
+            key_heads=1,
+            width=3,
+            **{"queries": 4, "keys": 4, **option},
+        )
+        bias = torch.tensor([0.1, -0.2], dtype=torch.float64)
+        leaves = tuple(x.clone().requires_grad_() for x in (case.q, case.k, case.v, case.s, bias))
+
+        def attention(q, k, v, s, b, case=case):
+            return ssmax_attention(q, k, v, s, **{**case.options, "bias": b}, backend=backend)
+
+        assert torch.autograd.gradcheck(attention, leaves)
+
+
+def test_attention_rows_take_negative_indices_and_sum_to_one():
+    case = make_case("rows", is_causal=True)
+    weights = attention_rows(case.q, case.k, case.s, [-1, 0], is_causal=True)
+    assert weights.shape == (2, 4, 2, 9)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 2).double())
+    assert (weights[:, :, 1, 1:] == 0).all()

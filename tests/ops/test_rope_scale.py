@@ -1,0 +1,262 @@
+"""The fused op against its plain twin: on the GPU where there is one, else in the interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ssmax import rope_scale, rope_tables, ssmax_attention, ssmax_factor
+from ssmax.ops.rope_scale import api, kernels
+from ssmax.testing import assert_no_worse_than
+
+# batch, query heads, key heads, tokens, head width, rotary width
+SHAPES = [
+    (2, 4, 2, 7, 16, 16),
+    (1, 5, 5, 33, 24, 12),
+    (3, 2, 1, 1, 8, 8),
+    (1, 3, 1, 70, 20, 6),
+    (1, 9, 3, 17, 64, 64),
+    (2, 1, 1, 16, 6, 2),
+]
+
+
+def make(shape, dtype, device, *, seed=0, factor_rows=False):
+    batch, heads, key_heads, tokens, width, rotary = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    inputs = {
+        "q": randn(batch, tokens, heads, width).transpose(1, 2),  # as a projection leaves it
+        "k": randn(batch, key_heads, tokens, width),
+    }
+    factor = torch.rand(*((batch,) if factor_rows else ()), heads, tokens, generator=generator)
+    inputs["factor"] = factor.to(device, torch.promote_types(dtype, torch.float32))
+    tables = rope_tables(torch.arange(3, 3 + tokens, device=device), rotary)
+    return (
+        inputs,
+        tables,
+        (randn(batch, heads, tokens, width), randn(batch, key_heads, tokens, width)),
+    )
+
+
+def run(impl, inputs, tables, weights, dtype=None):
+    leaves = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in inputs.items()}
+    q, k = rope_scale(leaves["q"], leaves["k"], *tables, leaves["factor"], impl=impl)
+    loss = (q * weights[0]).sum() + (k * weights[1]).sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    names = (f"d{name}" for name in leaves)
+    return {"q": q, "k": k, **dict(zip(names, gradients, strict=True))}
+
+
+@pytest.mark.parametrize("factor_rows", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_fused_is_no_worse_than_eager(dtype, shape, factor_rows, device):
+    inputs, tables, weights = make(shape, dtype, device, factor_rows=factor_rows)
+    exact = run("reference", inputs, tables, weights, dtype=torch.float64)
+    eager = run("reference", inputs, tables, weights)
+    fused = run("triton", inputs, tables, weights)
+    for name in exact:
+        assert_no_worse_than(fused[name], eager[name], exact[name], slack=2.0, name=name)
+
+
+def test_the_gradient_reaches_s_and_b(device):
+    inputs, tables, weights = make(SHAPES[0], torch.float64, device)
+    gradients = []
+    for impl in ("reference", "triton"):
+        s, b = (
+            torch.full((4,), x, dtype=torch.float64, device=device, requires_grad=True)
+            for x in (0.3, 0.1)
+        )
+        factor = ssmax_factor(torch.arange(1, 8, device=device), s, b)
+        q, k = rope_scale(inputs["q"], inputs["k"], *tables, factor, impl=impl)
+        gradients.append(
+            torch.autograd.grad((q * weights[0]).sum() + (k * weights[1]).sum(), (s, b))
+        )
+    for reference, fused in zip(*gradients, strict=True):
+        torch.testing.assert_close(fused, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_a_fixed_factor_keeps_no_query_alive(device):
+    inputs, tables, _ = make(SHAPES[0], torch.float32, device)
+    q = inputs["q"].clone().requires_grad_()
+    out, _ = rope_scale(q, inputs["k"], *tables, inputs["factor"], impl="triton")
+    saved = [x for x in out.grad_fn.saved_tensors if x is not None]
+    assert all(x.shape != q.shape for x in saved)
+    (dq,) = torch.autograd.grad(out.sum(), q)
+    expected = rope_scale(q, inputs["k"], *tables, inputs["factor"], impl="reference")[0]
+    torch.testing.assert_close(dq, torch.autograd.grad(expected.sum(), q)[0])
+
+
+def test_two_runs_give_the_same_bits(device):
+    inputs, tables, weights = make((2, 8, 4, 130, 64, 32), torch.bfloat16, device)
+    first, second = (run("triton", inputs, tables, weights) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_inputs_are_left_as_they_were_and_outputs_are_fresh(device):
+    inputs, tables, weights = make(SHAPES[1], torch.float32, device)
+    before = {name: x.clone() for name, x in inputs.items()}
+    out = run("triton", inputs, tables, weights)
+    assert all(torch.equal(before[name], inputs[name]) for name in inputs)
+    assert out["q"].data_ptr() != inputs["q"].data_ptr()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 2, 37, 40, 24), (1, 2, 2, 16, 64, 64)], ids=str)
+def test_every_element_is_written_and_none_beyond(shape, device, monkeypatch):
+    """Outputs start as NaN, inside a larger NaN-filled memory."""
+    inputs, tables, weights = make(shape, torch.float32, device)
+    guards = []
+
+    def poisoned(x, *args, **kwargs):
+        memory = torch.full((x.numel() + 64,), torch.nan, dtype=x.dtype, device=x.device)
+        guards.append(memory)
+        return memory[: x.numel()].view(x.shape)
+
+    monkeypatch.setattr(kernels.torch, "empty_like", poisoned)
+    q, k = kernels.forward(
+        inputs["q"], inputs["k"], *tables, inputs["factor"].expand(inputs["q"].shape[:3])
+    )
+    dq, dk, dfactor = kernels.backward(
+        *(x.contiguous() for x in weights),
+        inputs["q"],
+        *tables,
+        inputs["factor"].expand(q.shape[:3]),
+    )
+    monkeypatch.undo()
+    for x in (q, k, dq, dk, dfactor):
+        assert x.isfinite().all()
+    for memory in guards:
+        assert memory[-64:].isnan().all()
+    reference = rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="reference")
+    torch.testing.assert_close(q, reference[0])
+    torch.testing.assert_close(k, reference[1])
+
+
+def test_strides_of_every_kind(device):
+    inputs, tables, _ = make((2, 4, 4, 9, 16, 16), torch.float32, device)
+    expected = rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="reference")
+    fused_projection = (
+        torch.cat((inputs["q"], inputs["k"]), dim=1).transpose(1, 2).contiguous().transpose(1, 2)
+    )
+    sliced = fused_projection[:, :4], fused_projection[:, 4:]
+    wide = tuple(torch.stack((x, x), dim=-1)[..., 0] for x in (inputs["q"], inputs["k"]))
+    for q, k in (sliced, wide):
+        out = rope_scale(q, k, *tables, inputs["factor"], impl="triton")
+        for x, y in zip(out, expected, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize(
+    "positions", [torch.arange(5), torch.tensor([[0, 1, 2, 0, 1], [9, 8, 7, 6, 5]])]
+)
+def test_one_table_or_one_per_row(positions, device):
+    inputs, _, _ = make((2, 2, 2, 5, 8, 8), torch.float32, device)
+    tables = rope_tables(positions.to(device), 8)
+    for x, y in zip(
+        rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="triton"),
+        rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="reference"),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("empty", [(0, 2, 2, 5, 8, 8), (2, 2, 2, 0, 8, 8)], ids=str)
+def test_nothing_in_nothing_out(empty, device):
+    inputs, tables, weights = make(empty, torch.float32, device)
+    out = run("triton", inputs, tables, weights)
+    assert out["q"].shape == inputs["q"].shape and out["dfactor"].shape == inputs["factor"].shape
+
+
+def test_the_factor_broadcasts(device):
+    inputs, tables, _ = make((2, 3, 3, 4, 8, 8), torch.float32, device)
+    for shape in ((), (1,), (4,), (3, 1), (3, 4), (2, 1, 4), (2, 3, 4)):
+        factor = torch.rand(shape, device=device)
+        for x, y in zip(
+            rope_scale(inputs["q"], inputs["k"], *tables, factor, impl="triton"),
+            rope_scale(inputs["q"], inputs["k"], *tables, factor, impl="reference"),
+            strict=True,
+        ):
+            torch.testing.assert_close(x, y)
+
+
+def test_the_op_passes_torchs_own_checks(device):
+    inputs, tables, _ = make((1, 2, 1, 5, 8, 4), torch.float32, device)
+    factor = inputs["factor"].expand(1, 2, 5)
+    leaves = tuple(x.detach().requires_grad_() for x in (inputs["q"], inputs["k"]))
+    torch.library.opcheck(api._rope_scale_op, (*leaves, *tables, factor.clone().requires_grad_()))
+
+
+def test_the_fused_scaling_of_ssmax_attention_is_the_plain_one(device, monkeypatch):
+    """On a GPU ssmax_attention scales the query by the same kernel, without rotation or keys."""
+    q, k, v = (torch.randn(2, 4, 9, 16, device=device) for _ in range(3))
+    s = torch.rand(4, device=device)
+    gradients = []
+    for impl in ("reference", "triton"):
+        monkeypatch.setattr(api, "choose_impl", lambda *_, impl=impl: impl)
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, s)]
+        out = ssmax_attention(*leaves, is_causal=True)
+        gradients.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for plain, fused in zip(*gradients, strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def refusal(code: str, **environment: str) -> str:
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**env, **environment}
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+ASK_FOR_TRITON = """
+import torch, ssmax
+q = torch.randn(1, 1, 2, 4)
+ssmax.rope_scale(q, q, *ssmax.rope_tables(torch.arange(2), 4), torch.ones(2), impl="triton")
+"""
+
+
+def test_triton_on_the_cpu_is_refused():
+    message = refusal(ASK_FOR_TRITON)
+    assert message.startswith("ValueError: impl='triton' needs CUDA tensors, got cpu")
+    assert "TRITON_INTERPRET=1" in message
+
+
+def test_a_missing_triton_is_named_with_its_extra():
+    hide = "import sys; sys.modules['triton'] = None\n"
+    message = refusal(hide + ASK_FOR_TRITON, TRITON_INTERPRET="1")
+    assert message.startswith("ImportError: impl='triton' needs the package 'triton'")
+    assert "pip install 'ssmax[triton]'" in message
+
+
+@pytest.mark.gpu
+def test_offsets_past_two_to_the_31():
+    """The last row starts past the reach of a 32-bit offset."""
+    heads, tokens, width = 2, 64, 64
+    batch = 2**31 // (heads * tokens * width) + 2
+    q = torch.empty(batch, heads, tokens, width, dtype=torch.bfloat16, device="cuda").normal_()
+    k = q[:, :1]
+    tables = rope_tables(torch.arange(tokens, device="cuda"), width)
+    factor = torch.rand(heads, tokens, device="cuda")
+    assert q.numel() > 2**31
+    out = rope_scale(q, k, *tables, factor, impl="triton")
+    expected = rope_scale(q[-2:], k[-2:], *tables, factor, impl="reference")
+    for x, y in zip(out, expected, strict=True):
+        torch.testing.assert_close(x[-2:], y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 2, 127, 1024, 4097])
+@pytest.mark.parametrize("width", [32, 64, 80, 128, 256])
+def test_real_sizes_on_the_gpu(tokens, width):
+    inputs, tables, weights = make((2, 12, 4, tokens, width, width), torch.bfloat16, "cuda")
+    exact = run("reference", inputs, tables, weights, dtype=torch.float64)
+    eager = run("reference", inputs, tables, weights)
+    fused = run("triton", inputs, tables, weights)
+    for name in exact:
+        assert_no_worse_than(fused[name], eager[name], exact[name], slack=2.0, name=name)

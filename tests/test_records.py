@@ -1,0 +1,63 @@
+"""Records: a line that can defend itself."""
+
+import csv
+import re
+import subprocess
+
+import pytest
+
+from ssmax import records
+
+
+def row(**changes):
+    provenance = records.Provenance.here(config={"a": 1}, device="a CPU", seed=3)
+    values = {
+        "benchmark": "b", "competitor": "ours", "shape": "B1", "mode": "forward",
+        "milliseconds": 1.5, "ratio": 1.0, "peak_mib": 2.0, "memory_ratio": 1.0, "error": 1e-3,
+        "provenance": provenance,
+    }  # fmt: skip
+    return records.BenchmarkRow(**{**values, **changes})
+
+
+def test_provenance_says_where_a_number_comes_from(monkeypatch):
+    monkeypatch.delenv("SSMAX_COMMIT", raising=False)
+    here = records.Provenance.here(config={"a": 1}, device="a CPU", seed=3)
+    assert re.fullmatch(r"[0-9a-f]{12}\+?|unknown", here.commit)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", here.date)
+    assert here.versions["torch"] != "none" and here.versions["python"].startswith("3.")
+    monkeypatch.setenv("SSMAX_COMMIT", "abc")
+    assert records.Provenance.here(config={}, device="", seed=0).commit == "abc"
+
+
+def test_outside_git_the_commit_is_unknown(monkeypatch):
+    monkeypatch.delenv("SSMAX_COMMIT", raising=False)
+
+    def fail(*_, **__):
+        raise subprocess.CalledProcessError(128, "git")
+
+    monkeypatch.setattr(records.subprocess, "run", fail)
+    assert records.Provenance.here(config={}, device="", seed=0).commit == "unknown"
+
+
+def test_any_change_of_a_configuration_changes_its_hash():
+    assert records.config_hash({"a": 1, "b": 2}) == records.config_hash({"b": 2, "a": 1})
+    assert records.config_hash({"a": 1}) != records.config_hash({"a": 2})
+
+
+def test_rows_are_appended_under_one_header(tmp_path):
+    path = tmp_path / "new" / "results.csv"
+    records.append_csv(path, [row()])
+    records.append_csv(path, [row(competitor="theirs"), row()])
+    records.append_csv(path, [])
+    with path.open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["competitor"] for line in lines] == ["ours", "theirs", "ours"]
+    assert lines[0]["device"] == "a CPU" and lines[0]["torch"] != ""
+
+
+def test_a_table_of_other_columns_is_left_alone(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text("other\n1\n")
+    with pytest.raises(ValueError, match="other columns"):
+        records.append_csv(path, [row()])
+    assert path.read_text() == "other\n1\n"

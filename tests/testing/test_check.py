@@ -1,0 +1,95 @@
+"""The kit itself: verdicts, findings, and what it prints."""
+
+import random
+
+import pytest
+import torch
+
+import ssmax
+from ssmax.testing import (
+    Case,
+    assert_no_worse_than,
+    check_attention,
+    named_cases,
+    oracle_attention,
+    oracle_mask,
+    random_case,
+)
+from ssmax.testing.cases import make_case
+
+
+def test_the_oracle_is_the_definition_on_three_numbers():
+    q, k = torch.ones(1, 1, 1, 1), torch.tensor([0.0, 1.0, 2.0]).reshape(1, 1, 3, 1)
+    out = oracle_attention(q, k, k, 0.5, scale=1.0)
+    powers = [3 ** (0.5 * z) for z in (0.0, 1.0, 2.0)]
+    assert out.item() == pytest.approx((powers[1] + 2 * powers[2]) / sum(powers), abs=1e-12)
+
+
+def test_the_oracle_mask_of_a_packed_window():
+    mask = oracle_mask(5, 5, is_causal=True, window=2, cu_seqlens=torch.tensor([0, 2, 5]))
+    assert mask[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+    ]
+
+
+def test_refused_and_failed_are_told_from_wrong():
+    def only_causal(q, k, v, s, *, is_causal):
+        if not is_causal:
+            raise ValueError("causal only")
+        raise RuntimeError("boom")
+
+    report = check_attention(only_causal)
+    kinds = {outcome.case: outcome.verdict for outcome in report.outcomes}
+    assert kinds["causal"] == "failed"
+    assert kinds["sliding window"] == "refused"
+    assert not report.all_right and not report.wrong()
+    assert "boom" in str(report)
+
+
+def test_softmax_and_nan_are_recognised():
+    def softmax(q, k, v, s, **options):
+        return ssmax.ssmax_attention(q, k, v, 0.0, **{**options, "bias": 1.0})
+
+    report = check_attention(softmax, [make_case("causal", is_causal=True)])
+    assert report.outcomes[0].finding == "softmax: the logits are not scaled"
+    report = check_attention(lambda q, *_, **__: q * torch.nan, [make_case("causal")])
+    assert report.outcomes[0].finding == "NaN"
+    report = check_attention(lambda q, *_, **__: q[:1], [make_case("causal")])
+    assert "shape" in report.outcomes[0].finding
+
+
+def test_the_same_random_state_draws_the_same_case():
+    first, second = (random_case(random.Random(5)) for _ in range(2))
+    assert str(first) == str(second)
+    assert torch.equal(first.q, second.q)
+
+
+def test_every_named_case_tells_a_wrong_n_from_the_right_one():
+    """A case in which n + 1 gave the same output would test nothing."""
+    for case in named_cases():
+        if case.name == "one token":
+            continue
+        exact = oracle_attention(case.q, case.k, case.v, case.s, **case.options)
+        n = case.mask().sum(-1).clamp_min(1)
+        wrong = oracle_attention(
+            case.q, case.k, case.v, case.s, **{**case.options, "num_keys": n + 1}
+        )
+        assert (exact - wrong).abs().max() > 1e-2, case.name
+
+
+def test_the_budget_can_be_overdrawn():
+    exact = torch.ones(4, dtype=torch.float64)
+    assert_no_worse_than(torch.ones(4), torch.ones(4), exact)
+    with pytest.raises(AssertionError, match="budget"):
+        assert_no_worse_than(torch.ones(4) + 1e-5, torch.ones(4), exact)
+    with pytest.raises(AssertionError, match="budget"):
+        assert_no_worse_than(torch.full((4,), torch.nan), torch.ones(4), exact)
+
+
+def test_a_case_prints_what_is_in_it():
+    case = make_case("window", window=3)
+    assert isinstance(case, Case) and "window=3" in str(case)

@@ -22,7 +22,7 @@ class Provenance:
     """Where a number comes from."""
 
     commit: str
-    """Commit of the code, with "+" behind it where files had changed since; "unknown" outside git."""
+    """Commit of the code, "+" behind it where files had changed since; "unknown" outside git."""
     config_hash: str
     """First 12 hex digits of the configuration's SHA-256."""
     versions: dict[str, str]
@@ -115,7 +115,7 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit of the checkout this file stands in; SSMAX_COMMIT says it for a copy without git."""
+    """The commit of this checkout; SSMAX_COMMIT says it for a copy without git."""
     if given := os.environ.get("SSMAX_COMMIT"):
         return given
     here = Path(__file__).parent

@@ -97,13 +97,21 @@ def plain(q, k, v, s, b, options):
     return z.softmax(-1).masked_fill(blind, 0.0) @ v
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+BACKENDS = ["auto", "cudnn", "flash", "efficient", "math", "varlen", "eager"]
+# Every backend in bfloat16 with grouped heads; the other dtypes where kernels differ by dtype.
+RUNS = [
+    *((backend, torch.bfloat16, 2) for backend in BACKENDS),
+    ("auto", torch.bfloat16, 4),
+    ("auto", torch.float16, 4),
+    ("auto", torch.float32, 4),
+    ("cudnn", torch.float32, 4),
+    ("varlen", torch.float32, 4),
+]
+
+
 @pytest.mark.parametrize("name", SITUATIONS)
-@pytest.mark.parametrize(
-    "backend", ["auto", "cudnn", "flash", "efficient", "math", "varlen", "eager"]
-)
-def test_no_worse_than_plain_code(backend, name, dtype, key_heads):
+@pytest.mark.parametrize(("backend", "dtype", "key_heads"), RUNS)
+def test_no_worse_than_plain_code(backend, dtype, key_heads, name):
     inputs, options = make(name, dtype, key_heads=key_heads)
     weight = torch.randn(
         inputs[0].shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
@@ -119,9 +127,15 @@ def test_no_worse_than_plain_code(backend, name, dtype, key_heads):
     exact = run(inputs, options, weight, dtype=torch.float64, backend="eager")
     budget = run(inputs, options, weight, backend="plain")
     assert fast["out"].dtype == dtype
+    # Fused kernels take exp to about 20 ulp of float32, which only float32 inputs can show.
+    slack = 8.0 if dtype == torch.float32 else 2.0
     for quantity in exact:
         assert_no_worse_than(
-            fast[quantity], budget[quantity], exact[quantity], slack=2.0, name=f"{name}: {quantity}"
+            fast[quantity],
+            budget[quantity],
+            exact[quantity],
+            slack=slack,
+            name=f"{name}: {quantity}",
         )
 
 

@@ -147,7 +147,7 @@ class SSMaxScale(nn.Module):
             self.beta = 0.1 if beta is None else beta
             self.floor_length = floor_length or spec.floor_length
         for name in spec.learnt:
-            # float32 whatever the default dtype is: bfloat16 steps of s are as large as its updates.
+            # float32 whatever the default dtype: bfloat16 would round the updates of s away.
             setattr(self, name, nn.Parameter(torch.empty(num_heads, dtype=torch.float32)))
         if rule == "probe":
             assert train_length is not None
@@ -182,7 +182,7 @@ class SSMaxScale(nn.Module):
         return f"{self.num_heads}, rule={self.rule!r}{length}"
 
     def _apply(self, fn, recurse: bool = True):
-        """Move and cast as asked, but never below float32: `.half()` and `.to(bfloat16)` pass by."""
+        """Move and cast as asked, but never below float32: `.half()` passes these by."""
 
         def at_least_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)

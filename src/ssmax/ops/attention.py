@@ -188,7 +188,8 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
         )
     if not enable_gqa:
         raise ValueError(
-            f"{heads} query heads share {key_heads} key heads; pass enable_gqa=True if that is meant"
+            f"{heads} query heads share {key_heads} key heads; "
+            "pass enable_gqa=True if that is meant"
         )
 
 

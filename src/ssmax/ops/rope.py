@@ -13,7 +13,7 @@ from torch import Tensor
 def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """cos and sin of every position and frequency, (..., T, R / 2), float32, for rotary width R.
 
-    The angles are taken in float64: at ten million tokens a float32 angle is wrong by half a radian.
+    The angles are taken in float64: at ten million tokens a float32 angle is off by half a radian.
     """
     if width <= 0 or width % 2:
         raise ValueError(f"the rotary width must be even and positive, got {width}")

@@ -7,6 +7,7 @@ O(queries + keys), and no queries x keys tensor is made.
 
 # B batch, H query heads, T queries, S keys
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,7 @@ UNBOUNDED = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Visibility:
-    """Which keys each query sees. Query i stands at key S - T + i: the queries are the last keys."""
+    """Which keys each query sees. The queries are the last keys: query i stands at S - T + i."""
 
     num_queries: int
     num_keys: int
@@ -32,7 +33,7 @@ class Visibility:
     start: Tensor | None
     """First visible key, (T,) or (B, T); None where every query sees from the first key."""
     stop: Tensor | None
-    """One past the last visible key, (T,) or (B, T); None where every query sees to the last key."""
+    """One past the last visible key, (T,) or (B, T); None where every query sees to the last."""
     keep_BS: Tensor | None
     """True where a key is a token, False where it is padding."""
     mask: Tensor | None
@@ -201,7 +202,8 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
         visible = _hide_lowest(mask) != -torch.inf
     else:
         raise ValueError(
-            f"mask must be boolean (True is visible) or floating (-inf is hidden), got {mask.dtype}; "
+            "mask must be boolean (True is visible) or floating (-inf is hidden), "
+            f"got {mask.dtype}; "
             "write mask.bool() if 1 means visible"
         )
     return visible.sum(dim).clamp_min(1)
@@ -299,7 +301,8 @@ def _window_pair(window: Window) -> tuple[int, int]:
     if isinstance(window, int) and not isinstance(window, bool):
         if window <= 0:
             raise ValueError(
-                f"window must be at least 1 (the query itself), got {window}; pass None for no window"
+                f"window must be at least 1 (the query itself), got {window}; "
+                "pass None for no window"
             )
         return window - 1, 0
     if isinstance(window, tuple | list) and len(window) == 2:
@@ -363,7 +366,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> No
         )
     if num_queries > num_keys:
         raise ValueError(
-            f"cu_seqlens bound the documents of one row of keys, of which the queries are the last: "
+            "cu_seqlens bound the documents of a row of keys, of which the queries are the last: "
             f"got {num_queries} queries for {num_keys} keys"
         )
     if not values_are_readable(cu_seqlens):
@@ -376,7 +379,7 @@ def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> No
             f"cu_seqlens must end at the number of keys, {num_keys}, got {bounds[-1]}; "
             "let the padding at the end be a document of its own"
         )
-    if any(later < earlier for earlier, later in zip(bounds, bounds[1:], strict=False)):
+    if any(later < earlier for earlier, later in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
 
 

@@ -9,7 +9,9 @@ def assert_no_worse_than(
 ) -> None:
     """The error of `out` against float64 is at most `slack` times that of eager code in its dtype.
 
-    To it come four roundings of the largest value, for the cases in which eager code is lucky.
+    To it come four roundings of the largest value, for the cases in which eager code is lucky; and
+    as the largest error of a handful of values says little, below 64 of them the slack is four
+    times as wide.
     """
     assert out.shape == exact.shape, f"{name}: {tuple(out.shape)} instead of {tuple(exact.shape)}"
     if exact.numel() == 0:
@@ -18,5 +20,6 @@ def assert_no_worse_than(
     error = (out.detach().double().cpu() - exact).abs().max().item()
     allowed = (eager.detach().double().cpu() - exact).abs().max().item()
     rounding = torch.finfo(out.dtype).eps * exact.abs().max().item()
+    slack = slack if exact.numel() >= 64 else 4 * slack
     budget = slack * allowed + 4 * rounding
     assert error <= budget, f"{name}: error {error:.2e}, eager {allowed:.2e}, budget {budget:.2e}"

@@ -1,4 +1,4 @@
-"""Cases of attention: one by name for every way in which n is got wrong, and any number at random."""
+"""Cases of attention: one by name for every way to get n wrong, and any number at random."""
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 

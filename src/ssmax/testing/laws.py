@@ -3,6 +3,7 @@
 Each takes `attention(q, k, v, s, **options)` and raises AssertionError where it breaks.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ def any_split_into_chunks_agrees(attention: Attention) -> None:
     case = make_case("chunks", queries=11, is_causal=True)
     whole = attention(case.q, case.k, case.v, case.s, is_causal=True)
     for cuts in ([0, 1, 2, 11], [0, 4, 5, 11], [0, 11], list(range(12))):
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             q, k, v = case.q[:, :, start:stop], case.k[:, :, :stop], case.v[:, :, :stop]
             piece = attention(q, k, v, case.s, is_causal=True)
             _same(piece, whole[:, :, start:stop], f"queries {start}..{stop - 1} of {cuts}")
@@ -61,7 +62,7 @@ def packed_documents_are_strangers(attention: Attention) -> None:
         case.q, case.k, case.v, case.s, is_causal=True,
         cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
     )  # fmt: skip
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         q, k, v = (x[:, :, start:stop] for x in (case.q, case.k, case.v))
         alone = attention(q, k, v, case.s, is_causal=True)
         _same(packed[:, :, start:stop], alone, f"document at {start}..{stop - 1}")

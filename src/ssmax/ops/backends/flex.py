@@ -1,4 +1,4 @@
-"""FlexAttention with a block mask. The scale sits in q: in a score_mod its gradient is 600 x slower."""
+"""FlexAttention with a block mask. The factor sits in q: in a score_mod its gradient crawls."""
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 

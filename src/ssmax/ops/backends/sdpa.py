@@ -2,6 +2,7 @@
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -108,7 +109,7 @@ def _run(
 
 
 def _groups_heads(call: Call, kernel: str | None, attn_mask: Tensor | None) -> bool:
-    """True where the kernel reads shared key heads itself; under a mask CUDA may take `efficient`."""
+    """True where the kernel reads shared key heads itself; `efficient` cannot."""
     if not call.on_gpu:
         return True
     return attn_mask is None if kernel is None else kernel != "efficient"
@@ -153,7 +154,7 @@ def _documents(call: Call) -> list[Call] | None:
                 b - a, b - a, is_causal=sight.is_causal, window=sight.window, device=sight.device
             ),
         )
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in itertools.pairwise(bounds)
         if b > a
     ]
 

@@ -38,7 +38,8 @@ format: $(READY)  ## write the code as ruff would
 
 bench: $(READY)  ## cost of SSMax on this machine, against what a user would pick instead
 	test -d $(PEERS) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(PEERS) scalable-softmax==0.1.5
-	PYTHONPATH=$(PEERS) "$(BIN)/python" benchmarks/attention_cost.py
+	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 PYTHONPATH=$(PEERS) \
+	"$(BIN)/python" benchmarks/attention_cost.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -9,7 +9,7 @@ import torch
 
 from ssmax import rope_scale, rope_tables, ssmax_attention, ssmax_factor
 from ssmax.ops.rope_scale import api, kernels
-from ssmax.ops.rope_scale.reference import rope_scale_joined, rope_scale_reference
+from ssmax.ops.rope_scale.reference import rope_scale_inlined, rope_scale_reference
 from ssmax.testing import assert_no_worse_than
 
 # batch, query heads, key heads, tokens, head width, rotary width
@@ -66,12 +66,12 @@ def test_fused_is_no_worse_than_eager(dtype, shape, factor_rows, device):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_joined_form_is_the_plain_one(shape, device):
+def test_the_inlined_form_is_the_plain_one(shape, device):
     """What torch.compile gets for a single token; right for any number of them."""
     inputs, tables, _ = make(shape, torch.float64, device)
     factor = inputs["factor"].expand(inputs["q"].shape[:3])
     for x, y in zip(
-        rope_scale_joined(inputs["q"], inputs["k"], *tables, factor),
+        rope_scale_inlined(inputs["q"], inputs["k"], *tables, factor),
         rope_scale_reference(inputs["q"], inputs["k"], *tables, factor),
         strict=True,
     ):

@@ -8,7 +8,7 @@ O(queries + keys), and no queries x keys tensor is made.
 # B batch, H query heads, T queries, S keys
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,9 @@ from torch import Tensor
 
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
+
+Span = tuple[int, int]
+"""First and one past the last; not a slice, which torch.compile cannot carry about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +82,15 @@ class Visibility:
         start, stop = (end.expand(batch, -1) for end in (start, torch.maximum(start, stop)))
         return seen_before.gather(-1, stop) - seen_before.gather(-1, start)
 
-    def visible_mask(self, rows: slice = slice(None), keys: slice = slice(None)) -> Tensor:
+    def visible_mask(self, rows: Span | None = None, keys: Span | None = None) -> Tensor:
         """The boolean mask of these queries and keys, broadcastable to (B, H, rows, keys)."""
-        start, stop = (end[..., rows].unsqueeze(-1) for end in self.ends())
-        key = torch.arange(self.num_keys, device=self.device)[keys]
+        rows, keys = rows or (0, self.num_queries), keys or (0, self.num_keys)
+        start, stop = (end[..., rows[0] : rows[1]].unsqueeze(-1) for end in self.ends())
+        key = torch.arange(keys[0], keys[1], device=self.device)
         visible = (start <= key) & (key < stop)
         visible = visible.unsqueeze(-3) if visible.dim() == 3 else visible[None, None]
         if self.keep_BS is not None:
-            visible = visible & self.keep_BS[:, None, None, keys]
+            visible = visible & self.keep_BS[:, None, None, keys[0] : keys[1]]
         if self.mask is not None:
             visible = visible & _rows_and_keys(self.mask, rows, keys)
         return visible
@@ -103,14 +107,14 @@ class Visibility:
             cu_seqlens=None, start=start, stop=stop, mask=mask, bias=bias,
         )  # fmt: skip
 
-    def bias_block(self, rows: slice, keys: slice) -> Tensor | None:
+    def bias_block(self, rows: Span, keys: Span) -> Tensor | None:
         """What an additive mask adds to these queries and keys."""
         return None if self.bias is None else _rows_and_keys(self.bias, rows, keys)
 
-    def key_span(self, rows: slice) -> slice:
+    def key_span(self, rows: Span) -> Span:
         """Keys outside which these queries see nothing, as far as it is known without reading n."""
         offset = self.num_keys - self.num_queries
-        first, last = offset + rows.start, offset + rows.stop - 1
+        first, last = offset + rows[0], offset + rows[1] - 1
         left, right = self.window
         start = max(0, first - left) if left != UNBOUNDED else 0
         stop = self.num_keys
@@ -119,7 +123,7 @@ class Visibility:
         if right != UNBOUNDED:
             stop = min(stop, last + right + 1)
         # A block of queries before the first key sees nothing; it still needs a key to be fed.
-        return slice(start, max(stop, start + 1))
+        return start, max(stop, start + 1)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """First and one past the last key of every query's interval."""
@@ -176,8 +180,7 @@ def visibility(
         starts.append(index_T - positions)
         if not is_causal:
             stops.append(_end_of_run(positions))
-    additive = attn_mask is not None and attn_mask.dtype != torch.bool
-    bias = _hide_lowest(_four_dim(attn_mask)) if additive else None
+    mask, bias = _mask_and_bias(attn_mask)
     return Visibility(
         num_queries=num_queries,
         num_keys=num_keys,
@@ -188,7 +191,7 @@ def visibility(
         start=_clamp(_fold(torch.maximum, starts), num_keys),
         stop=_clamp(_fold(torch.minimum, stops), num_keys),
         keep_BS=key_padding_mask,
-        mask=(bias != -torch.inf) if bias is not None else _four_dim(attn_mask),
+        mask=mask,
         bias=bias,
         device=device,
     )
@@ -249,14 +252,21 @@ def values_are_readable(tensor: Tensor) -> bool:
     )
 
 
-def _rows_and_keys(mask: Tensor, rows: slice, keys: slice) -> Tensor:
+def _rows_and_keys(mask: Tensor, rows: Span, keys: Span) -> Tensor:
     """A block of a mask whose last two dimensions may be 1."""
-    mask = mask if mask.shape[-2] == 1 else mask[..., rows, :]
-    return mask if mask.shape[-1] == 1 else mask[..., keys]
+    mask = mask if mask.shape[-2] == 1 else mask[..., rows[0] : rows[1], :]
+    return mask if mask.shape[-1] == 1 else mask[..., keys[0] : keys[1]]
 
 
-def _four_dim(mask: Tensor | None) -> Tensor | None:
-    return None if mask is None else mask[(None,) * (4 - mask.dim())]
+def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """What an explicit mask shows and what it adds, both 4-D."""
+    if attn_mask is None:
+        return None, None
+    mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    if mask.dtype == torch.bool:
+        return mask, None
+    bias = _hide_lowest(mask)
+    return bias != -torch.inf, bias
 
 
 def _hide_lowest(mask: Tensor) -> Tensor:
@@ -278,7 +288,7 @@ def _end_of_run(positions: Tensor) -> Tensor:
     return torch.nn.functional.pad(next_start, (0, min(length, 1)), value=length)
 
 
-def _fold(reduce, ends: list[Tensor]) -> Tensor | None:
+def _fold(reduce: Callable[[Tensor, Tensor], Tensor], ends: list[Tensor]) -> Tensor | None:
     if not ends:
         return None
     result = ends[0]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssmax.ops.backends.call import Call
-from ssmax.ops.visible import values_are_readable, visibility
+from ssmax.ops.visible import Span, values_are_readable, visibility
 
 SDPA_KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -40,14 +40,14 @@ def attend(call: Call, kernel: str | None) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _run_rows(call: Call, kernel: str | None, rows: slice) -> Tensor:
+def _run_rows(call: Call, kernel: str | None, rows: Span) -> Tensor:
     """Some of the queries, with an explicit mask over the keys they may see."""
     keys = call.sight.key_span(rows)
     block = replace(
         call,
-        q_BHTD=call.q_BHTD[:, :, rows],
-        k_BGSD=call.k_BGSD[:, :, keys],
-        v_BGSD=call.v_BGSD[:, :, keys],
+        q_BHTD=call.q_BHTD[:, :, rows[0] : rows[1]],
+        k_BGSD=call.k_BGSD[:, :, keys[0] : keys[1]],
+        v_BGSD=call.v_BGSD[:, :, keys[0] : keys[1]],
     )
     if call.sight.sees_all:
         return _run(block, kernel)
@@ -120,7 +120,7 @@ def _is_fused_on_cpu(call: Call) -> bool:
     return call.dropout_p == 0.0 and call.v_BGSD.shape[-1] == call.q_BHTD.shape[-1]
 
 
-def _row_blocks(call: Call) -> Iterator[slice]:
+def _row_blocks(call: Call) -> Iterator[Span]:
     """Queries in blocks whose mask stays small."""
     num_queries, num_keys = call.sight.num_queries, call.sight.num_keys
     rows = CPU_ROWS_PER_BLOCK
@@ -130,7 +130,7 @@ def _row_blocks(call: Call) -> Iterator[slice]:
     # Compared, not counted: a graph made for one length then serves all of as many blocks.
     while start < num_queries:
         stop = start + rows if start + rows < num_queries else num_queries
-        yield slice(start, stop)
+        yield start, stop
         start += rows
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.ops.rope import check_tables
-from ssmax.ops.rope_scale.reference import rope_scale_joined, rope_scale_reference
+from ssmax.ops.rope_scale.reference import rope_scale_inlined, rope_scale_reference
 
 Impl = Literal["auto", "reference", "triton"]
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -29,7 +29,7 @@ def rope_scale(
     """
     factor_BHT = _check(q_BHTD, k_BGTD, cos, sin, factor)
     if impl == "auto" and q_BHTD.is_cuda and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling():
-        return rope_scale_joined(q_BHTD, k_BGTD, cos, sin, factor_BHT)
+        return rope_scale_inlined(q_BHTD, k_BGTD, cos, sin, factor_BHT)
     if choose_impl(impl, q_BHTD.device) == "reference":
         return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor_BHT)
     return _rope_scale_op(q_BHTD, k_BGTD, _unit_stride(cos), _unit_stride(sin), factor_BHT)

@@ -42,7 +42,24 @@ _HOME_OF = {
 }
 _ROOMS = ("nn", "ops", "records", "testing")
 
-__all__ = [*_HOME_OF, *_ROOMS]
+__all__ = [
+    "SSMaxScale",
+    "apply_rope",
+    "attention_rows",
+    "initial_s",
+    "nn",
+    "num_visible_keys",
+    "ops",
+    "records",
+    "rope_scale",
+    "rope_tables",
+    "ssmax",
+    "ssmax_attention",
+    "ssmax_factor",
+    "ssmax_power",
+    "testing",
+    "visible_keys",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -58,7 +58,8 @@ class SelfAttention(nn.Module):
             )
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, head_width
         self.window, self.is_causal = window, is_causal
-        self.dropout_p, self.backend = dropout_p, backend
+        self.dropout_p = dropout_p
+        self.backend: Backend = backend
         self.q_proj = nn.Linear(width, num_heads * head_width, bias=bias)
         self.k_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
         self.v_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
@@ -104,16 +105,15 @@ class SelfAttention(nn.Module):
             )
         if num_keys is None:
             num_keys = sight.count().clamp_min(1)
-        if rotary is None:
-            if positions is None:
-                positions = torch.arange(past, past + num_new, device=x_BTC.device)
-            rotary = self.rotary(positions)
+        if positions is None:
+            positions = torch.arange(past, past + num_new, device=x_BTC.device)
+        cos, sin = self.rotary(positions) if rotary is None else rotary
 
         q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
         k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
         v_BGTD = self._heads(self.v_proj(x_BTC))
         # After the norm: an RMSNorm would divide the factor out again.
-        q_BHTD, k_BGTD = rope_scale(q_BHTD, k_BGTD, *rotary, self.ssmax(num_keys))
+        q_BHTD, k_BGTD = rope_scale(q_BHTD, k_BGTD, cos, sin, self.ssmax(num_keys))
         if cache is not None:
             k_BGTD, v_BGTD = cache.write(layer, k_BGTD, v_BGTD)
         out_BHTD = attend(

@@ -92,8 +92,9 @@ class KVCache:
             )
         stop = self.length + new_BGTD.shape[2]
         if self.max_keys is None:
-            buffers[layer] = torch.cat((past[:, :, : self.length], new_BGTD), dim=2)
-            return buffers[layer]
+            grown = torch.cat((past[:, :, : self.length], new_BGTD), dim=2)
+            buffers[layer] = grown
+            return grown
         if stop > self.max_keys:
             raise ValueError(
                 f"the cache holds {self.max_keys} keys; {self.length} are there and "

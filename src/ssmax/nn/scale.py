@@ -54,14 +54,18 @@ RULES: dict[str, Rule] = {
         needs_length=True,
     ),
     "entropy_invariant": Rule(
-        lambda m, n: rules.entropy_invariant_factor(n, m.train_length), needs_length=True
+        lambda m, n: rules.entropy_invariant_factor(n, m.length), needs_length=True
     ),
-    "qwen_logn": Rule(lambda m, n: rules.qwen_logn_factor(n, m.train_length), needs_length=True),
-    "llama4": Rule(lambda m, n: rules.llama4_factor(n, m.beta, m.floor_length), floor_length=8192),
+    "qwen_logn": Rule(lambda m, n: rules.qwen_logn_factor(n, m.length), needs_length=True),
+    "llama4": Rule(
+        lambda m, n: rules.llama4_factor(n, float(m.beta), m.floor_length),
+        floor_length=8192,
+    ),
     "ministral3": Rule(
-        lambda m, n: rules.ministral3_factor(n, m.beta, m.floor_length), floor_length=16384
+        lambda m, n: rules.ministral3_factor(n, float(m.beta), m.floor_length),
+        floor_length=16384,
     ),
-    "yarn": Rule(lambda m, n: rules.yarn_factor(n, m.train_length), needs_length=True),
+    "yarn": Rule(lambda m, n: rules.yarn_factor(n, m.length), needs_length=True),
     "sqrt_log": Rule(
         lambda m, n: rules.sqrt_log_factor(n, m.scale),
         {"scale": rules.initial_sqrt_log_s},
@@ -110,6 +114,12 @@ class SSMaxScale(nn.Module):
     defined by it, ask for it. `beta` and `floor_length` belong to `llama4` and `ministral3`. The
     probe makes a table of its own unless it is given the model's.
     """
+
+    scale: Tensor
+    bias: Tensor
+    beta: Tensor | float
+    gamma: Tensor
+    floor_length: int
 
     def __init__(
         self,
@@ -160,6 +170,12 @@ class SSMaxScale(nn.Module):
         """The rule's initial values: those that leave training where softmax starts."""
         for name, initial in RULES[self.rule].learnt.items():
             nn.init.constant_(getattr(self, name), initial(self.train_length or 0))
+
+    @property
+    def length(self) -> int:
+        """The training length of a rule that needs one."""
+        assert self.train_length is not None
+        return self.train_length
 
     def p_n(self, num_keys: Tensor) -> Tensor:
         """The probe's table, its own or the model's."""

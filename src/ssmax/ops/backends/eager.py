@@ -23,9 +23,9 @@ def attention_weights(
 ) -> Tensor:
     """The weights themselves, (B, H, T, S), float32 or wider."""
     wide = torch.promote_types(q_BHTD.dtype, torch.float32)
-    scale = q_BHTD.shape[-1] ** -0.5 if scale is None else scale
+    q_BHTD = q_BHTD.to(wide) * (q_BHTD.shape[-1] ** -0.5 if scale is None else scale)
     k_BHSD = k_BGSD.repeat_interleave(q_BHTD.shape[1] // k_BGSD.shape[1], dim=1)
-    logits = (q_BHTD.to(wide) * scale) @ k_BHSD.to(wide).transpose(-1, -2)
+    logits = q_BHTD @ k_BHSD.to(wide).transpose(-1, -2)
     visible = sight.visible_mask()
     if sight.bias is not None:
         logits = logits + sight.bias.masked_fill(sight.bias == -torch.inf, 0.0)

@@ -4,6 +4,7 @@
 
 import functools
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +24,13 @@ def attend(call: Call) -> Tensor:
         row = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
         cu_queries, cu_keys = row * num_queries, row * num_keys
     left, right = sight.window
-    options = {"enable_gqa": True} if call.is_grouped and _asks_for_grouping() else {}
+    options: dict[str, Any] = (
+        {"enable_gqa": True} if call.is_grouped and _asks_for_grouping() else {}
+    )
     out = varlen_attn(
-        *(x.transpose(1, 2).flatten(0, 1) for x in (call.q_BHTD, call.k_BGSD, call.v_BGSD)),
+        call.q_BHTD.transpose(1, 2).flatten(0, 1),
+        call.k_BGSD.transpose(1, 2).flatten(0, 1),
+        call.v_BGSD.transpose(1, 2).flatten(0, 1),
         cu_queries,
         cu_keys,
         # The longest document, or anything above it: reading the true one would wait for the GPU.
@@ -35,6 +40,7 @@ def attend(call: Call) -> Tensor:
         window_size=(left, 0 if sight.is_causal else right),
         **options,
     )
+    assert isinstance(out, Tensor)
     return out.unflatten(0, (batch, num_queries)).transpose(1, 2)
 
 

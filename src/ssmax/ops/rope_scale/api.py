@@ -5,7 +5,7 @@
 import functools
 import importlib.util
 import os
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def choose_impl(impl: Impl, device: torch.device) -> Impl:
 # As a triton_op the kernel is seen by torch.compile, which launches it directly. The interpreter
 # cannot be traced through: there the op stays closed, with a fake beside it.
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_register = torch.library.custom_op if _INTERPRETED else torch.library.triton_op
+_register: Any = torch.library.custom_op if _INTERPRETED else torch.library.triton_op
 
 
 @_register("ssmax::rope_scale", mutates_args=())

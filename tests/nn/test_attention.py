@@ -173,6 +173,16 @@ def test_layers_share_the_probes_table():
     assert sum("table" in name for name, _ in layer.named_parameters()) == 0
 
 
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_autocast_with_qk_norm(backend):
+    """The norms give float32 for q and k where v is bfloat16: attention takes them all the same."""
+    layer, tokens = make(qk_norm=True, backend=backend).float(), x().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = layer(tokens)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(tokens), rtol=0.1, atol=0.03)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_parameter_gets_a_gradient(dtype):
     layer = make(rule="ssmax_bias", qk_norm=True).to(dtype)

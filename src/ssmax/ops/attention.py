@@ -51,7 +51,6 @@ def ssmax_attention(
     sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight)
     q = scale_query(q, factor_BHT)
-    q, k, v = _autocast(q, k, v)
     return attend(q, k, v, sight, scale=scale, dropout_p=dropout_p, backend=backend)
 
 
@@ -144,15 +143,6 @@ def _factor(
         s.expand(num_heads).unsqueeze(-1),
         None if bias is None else bias.expand(num_heads).unsqueeze(-1),
     )
-
-
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast does to scaled_dot_product_attention, for every backend alike."""
-    device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:

@@ -9,6 +9,7 @@ that sentence and never falls back to another.
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from ssmax.ops.backends import eager, flex, sdpa, varlen
@@ -29,6 +30,7 @@ def attend(
     backend: Backend = "auto",
 ) -> Tensor:
     """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
+    q_BHTD, k_BGSD, v_BGSD = _autocast(q_BHTD, k_BGSD, v_BGSD)
     call = Call(q_BHTD, k_BGSD, v_BGSD, sight, scale, dropout_p)
     chosen = choose_backend(backend, call)
     if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:
@@ -42,6 +44,15 @@ def attend(
             return eager.attend(call)
         case _:
             return sdpa.attend(call, kernel=None if chosen == "auto" else chosen)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What autocast does to scaled_dot_product_attention, for every backend alike."""
+    device = q.device.type
+    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def choose_backend(backend: Backend, call: Call) -> Backend:

@@ -175,7 +175,7 @@ def test_layers_share_the_probes_table():
 
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_autocast_with_qk_norm(backend):
-    """The norms give float32 for q and k where v is bfloat16: attention takes them all the same."""
+    """Heads are bfloat16 there and the norm's weights float32."""
     layer, tokens = make(qk_norm=True, backend=backend).float(), x().float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = layer(tokens)

@@ -13,6 +13,14 @@ from ssmax.ops.rope_scale.api import rope_scale
 from ssmax.ops.visible import Visibility, Window, visibility
 
 
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm over the head width, computed in its weight's dtype and handed back in the input's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Under autocast the input is narrower than the weight, and stays so."""
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 class SelfAttention(nn.Module):
     """Grouped heads, optional QK-norm, rotary positions, and a query scaled by its n.
 
@@ -64,8 +72,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
         self.v_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
         self.o_proj = nn.Linear(num_heads * head_width, width, bias=bias)
-        self.q_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.q_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
+        self.k_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
         self.rotary = RotaryEmbedding(rotary_width or head_width, theta)
         self.ssmax = SSMaxScale(num_heads, rule, train_length, table=table)
 

@@ -14,7 +14,7 @@ from ssmax.ops.visible import Visibility, Window, visibility
 
 
 class HeadNorm(nn.RMSNorm):
-    """RMSNorm over the head width, computed in its weight's dtype and handed back in the input's."""
+    """RMSNorm over the head width, computed as wide as its weight, handed back as x came."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Under autocast the input is narrower than the weight, and stays so."""

@@ -1,0 +1,78 @@
+"""README and docs do as they say: every Python block runs, prints what stands below it, and the
+numbers quoted are those of the records.
+"""
+
+import contextlib
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
+
+
+def blocks() -> list:
+    found_in = []
+    for page in PAGES:
+        text = page.read_text()
+        found = BLOCK.findall(text)
+        assert len(found) == text.count("```python"), f"{page.name}: a block without its output"
+        for number, (code, output) in enumerate(found, 1):
+            found_in.append(pytest.param(code, output, id=f"{page.name} {number}"))
+    return found_in
+
+
+@pytest.mark.parametrize(("code", "output"), blocks())
+def test_a_block_prints_what_stands_below_it(code, output):
+    torch.manual_seed(0)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "block", "exec"), {"__name__": "block"})
+    assert printed.getvalue() == output
+
+
+def test_the_commands_of_the_readme_are_targets():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if not link.startswith("http"):
+                assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def cost_table() -> list[str]:
+    """The cost table as the records give it: the newest row of every competitor."""
+    with (ROOT / "benchmarks" / "results.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if "H200" in row["device"]]
+    newest = {(row["shape"], row["mode"], row["competitor"]): row["ratio"] for row in rows}
+    text = (ROOT / "README.md").read_text()
+    header = re.search(r"\| shape \| mode \|(.*)\|\n", text).group(1)
+    competitors = [name.strip() for name in header.split("|")]
+    cases = dict.fromkeys((row["shape"], row["mode"]) for row in rows)
+    return [
+        f"| {shape} | {mode} | "
+        + " | ".join(_ratio(newest.get((shape, mode, name))) for name in competitors)
+        + " |"
+        for shape, mode in cases
+    ]
+
+
+def _ratio(value: str | None) -> str:
+    if value is None:
+        return "-"
+    return f"{float(value):.3f}" if float(value) < 2 else f"{float(value):.1f}"
+
+
+def test_the_cost_table_is_that_of_the_records():
+    text = (ROOT / "README.md").read_text()
+    table = re.search(r"\| shape \| mode \|.*\n\|[-|]+\n((?:\|.*\n)*)", text).group(1)
+    assert table.splitlines() == cost_table()

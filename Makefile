@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
-	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,testing,dev]'
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lm,hf,testing,dev]'
 	touch $(READY)
 
 test: $(READY)  ## the tests that CI runs

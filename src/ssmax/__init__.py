@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssmax import lm as lm
     from ssmax import nn as nn
     from ssmax import ops as ops
     from ssmax import records as records
@@ -40,13 +41,14 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("nn", "ops", "records", "testing")
+_ROOMS = ("lm", "nn", "ops", "records", "testing")
 
 __all__ = [
     "SSMaxScale",
     "apply_rope",
     "attention_rows",
     "initial_s",
+    "lm",
     "nn",
     "num_visible_keys",
     "ops",

@@ -2,6 +2,8 @@
 
 # B batch, T new tokens, S keys, C model width, H query heads, G key heads, D head width
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +11,7 @@ from ssmax.nn.cache import KVCache
 from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
+from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale
 from ssmax.ops.visible import Visibility, Window, visibility
 
@@ -117,11 +120,8 @@ class SelfAttention(nn.Module):
             positions = torch.arange(past, past + num_new, device=x_BTC.device)
         cos, sin = self.rotary(positions) if rotary is None else rotary
 
-        q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
-        k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
+        q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin)
         v_BGTD = self._heads(self.v_proj(x_BTC))
-        # After the norm: an RMSNorm would divide the factor out again.
-        q_BHTD, k_BGTD = rope_scale(q_BHTD, k_BGTD, cos, sin, self.ssmax(num_keys))
         if cache is not None:
             k_BGTD, v_BGTD = cache.write(layer, k_BGTD, v_BGTD)
         out_BHTD = attend(
@@ -133,6 +133,29 @@ class SelfAttention(nn.Module):
             backend=self.backend,
         )
         return self.o_proj(out_BHTD.transpose(1, 2).flatten(-2))
+
+    def rows(
+        self,
+        x_BTC: Tensor,
+        rows: Sequence[int] | Tensor,
+        *,
+        sight: Visibility,
+        num_keys: Tensor,
+        rotary: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Attention weights of chosen queries only, (B, H, rows, S), float32 or wider."""
+        q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, *rotary)
+        rows = torch.arange(x_BTC.shape[1], device=x_BTC.device)[torch.as_tensor(rows)]
+        return attention_weights(q_BHTD[:, :, rows], k_BGTD, sight.at(rows))
+
+    def _query_and_key(
+        self, x_BTC: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Heads as attention meets them: normed, rotated, the query scaled."""
+        q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
+        k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
+        # After the norm: an RMSNorm would divide the factor out again.
+        return rope_scale(q_BHTD, k_BGTD, cos, sin, self.ssmax(num_keys))
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

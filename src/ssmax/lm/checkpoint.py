@@ -1,0 +1,77 @@
+"""A model as a folder: model.safetensors and config.json. Loading runs no code from a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax._extras import require
+from ssmax.lm.config import LMConfig
+from ssmax.lm.model import LM
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FORMAT = "ssmax-lm-1"
+
+
+def save_lm(model: LM, folder: str | Path) -> None:
+    """Write weights and configuration; the folder is made."""
+    safetensors = require("safetensors.torch", extra="lm", purpose="saving a model")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    safetensors.save_file(weights, folder / WEIGHTS)
+    config = {"format": FORMAT, **model.config.to_dict()}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_lm(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> LM:
+    """The model of a folder; what is missing, extra or of another shape is named."""
+    safetensors = require("safetensors.torch", extra="lm", purpose="loading a model")
+    folder = Path(folder)
+    config = read_config(folder)
+    if not (folder / WEIGHTS).is_file():
+        raise ValueError(f"{folder} holds no {WEIGHTS}; is the checkpoint whole?")
+    try:
+        weights = safetensors.load_file(folder / WEIGHTS)
+    except Exception as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    with torch.device("meta"):
+        model = LM(config)
+    _check_weights(model, weights, folder)
+    model.load_state_dict(weights, assign=True)
+    return model.to(device=device, dtype=dtype)
+
+
+def read_config(folder: Path) -> LMConfig:
+    """The configuration of a folder."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(f"{folder} is no model: it holds no {CONFIG}")
+    try:
+        values: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
+    if values.pop("format", None) != FORMAT:
+        raise ValueError(f"{folder / CONFIG} is not of format {FORMAT}: it is another model's")
+    return LMConfig.from_dict(values)
+
+
+def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    faults = [f"missing {name}" for name in expected if name not in weights]
+    faults += [f"unknown {name}" for name in weights if name not in expected]
+    faults += [
+        f"{name} is {tuple(weights[name].shape)}, not {shape}"
+        for name, shape in expected.items()
+        if name in weights and tuple(weights[name].shape) != shape
+    ]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise ValueError(
+            f"{folder / WEIGHTS} does not fit its configuration: {'; '.join(faults[:3])}{more}"
+        )

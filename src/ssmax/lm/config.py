@@ -1,0 +1,102 @@
+"""The shape of a language model. `LMConfig()` is the paper's table 1."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from ssmax.nn.scale import RULES
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LMConfig:
+    """A decoder of RMSNorm, SwiGLU and RoPE; untied embeddings, no biases."""
+
+    num_layers: int = 12
+    """Blocks of attention and feed-forward."""
+    num_heads: int = 12
+    """Query heads of a layer."""
+    num_key_heads: int | None = None
+    """Key heads of a layer; None: as many as query heads."""
+    width: int = 768
+    """Channels of the residual stream."""
+    head_width: int | None = None
+    """Channels of a head; None: width / num_heads."""
+    ff_width: int = 2048
+    """Channels inside the feed-forward."""
+    vocab_size: int = 50_257
+    """Tokens of the vocabulary: GPT-2's."""
+    rule: str = "softmax"
+    """How attention scales its query: a name of `ssmax.nn.RULES`."""
+    train_length: int = 1024
+    """Tokens of a training sequence; rules start from it or are defined by it."""
+    theta: float = 10_000.0
+    """Base of the rotary frequencies; changeable at test time on the model."""
+    rotary_width: int | None = None
+    """Channels of a head that are rotated; None: all."""
+    qk_norm: bool = False
+    """RMSNorm on query and key heads, before rotation and scaling."""
+    window: int | None = None
+    """Sliding window of every layer; None: full attention."""
+    norm_eps: float = 1e-5
+    """Added to the mean square in RMSNorm."""
+    dropout_p: float = 0.0
+    """Dropout on attention weights while training."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_heads", "width", "ff_width", "vocab_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.train_length < 2:
+            raise ValueError(f"train_length must be at least 2, got {self.train_length}")
+        if self.head_width is None and self.width % self.num_heads:
+            raise ValueError(
+                f"width must be a multiple of num_heads, got {self.width} and {self.num_heads}; "
+                "or set head_width"
+            )
+        if self.num_heads % self.key_heads:
+            raise ValueError(
+                "num_heads must be a multiple of num_key_heads, "
+                f"got {self.num_heads} and {self.num_key_heads}"
+            )
+        if self.rotary % 2 or not 0 < self.rotary <= self.head:
+            raise ValueError(
+                f"rotary_width must be even and at most the head width, {self.head}, "
+                f"got {self.rotary}"
+            )
+        if not self.theta > 0:
+            raise ValueError(f"theta must be positive, got {self.theta}")
+        if not 0.0 <= self.dropout_p < 1.0:
+            raise ValueError(f"dropout_p must be at least 0 and below 1, got {self.dropout_p}")
+
+    @property
+    def key_heads(self) -> int:
+        """Key heads of a layer."""
+        return self.num_heads if self.num_key_heads is None else self.num_key_heads
+
+    @property
+    def head(self) -> int:
+        """Channels of a head."""
+        return self.width // self.num_heads if self.head_width is None else self.head_width
+
+    @property
+    def rotary(self) -> int:
+        """Channels of a head that are rotated."""
+        return self.head if self.rotary_width is None else self.rotary_width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LMConfig":
+        """The configuration of a file; an unknown key is an error that names the nearest one."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
+                raise ValueError(f"unknown key {key!r} in the model's configuration{hint}")
+        return cls(**values)

@@ -1,0 +1,261 @@
+"""The language model: embed, attend and feed forward a number of times, predict."""
+
+# B batch, T new tokens, S keys, C width, F feed-forward width, V vocabulary, H heads, D head width
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ssmax.lm import sampling
+from ssmax.lm.config import LMConfig
+from ssmax.nn import KVCache, ProbeTable, RotaryEmbedding, SelfAttention
+from ssmax.ops.visible import Visibility, visibility
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, width: int, ff_width: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(width, ff_width, bias=False)
+        self.up = nn.Linear(width, ff_width, bias=False)
+        self.down = nn.Linear(ff_width, width, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normed copy of the residual stream."""
+
+    def __init__(self, config: LMConfig, table: ProbeTable | None) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention = SelfAttention(
+            config.width,
+            config.num_heads,
+            num_key_heads=config.key_heads,
+            head_width=config.head,
+            rule=config.rule,
+            train_length=config.train_length,
+            theta=config.theta,
+            rotary_width=config.rotary,
+            qk_norm=config.qk_norm,
+            window=config.window,
+            dropout_p=config.dropout_p,
+            table=table,
+        )
+        self.ff_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.ff = SwiGLU(config.width, config.ff_width)
+
+    def forward(self, x_BTC: Tensor, **attention) -> Tensor:
+        """(B, T, C) to (B, T, C); the keywords are those of SelfAttention."""
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), **attention)
+        return x_BTC + self.ff(self.ff_norm(x_BTC))
+
+
+class LM(nn.Module):
+    """`LM(config)(tokens)` gives logits (B, T, V); `generate` continues prompts."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.table = ProbeTable(config.train_length) if config.rule == "probe" else None
+        self.blocks = nn.ModuleList(Block(config, self.table) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.rotary = RotaryEmbedding(config.rotary, config.theta)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of 0.02, smaller by sqrt(2 layers) where a block adds to the residual stream."""
+        residual = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                adds = name.endswith(("o_proj", "ff.down"))
+                nn.init.normal_(module.weight, std=residual if adds else 0.02)
+
+    @property
+    def theta(self) -> float:
+        """Base of the rotary frequencies; may be set at any time."""
+        return self.rotary.theta
+
+    @theta.setter
+    def theta(self, theta: float) -> None:
+        self.rotary.theta = theta
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are learnt."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V). A cache is written and advanced; masks cover its keys too."""
+        hidden_BTC = self.hidden(
+            tokens_BT, cache=cache, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens
+        )
+        return self.head(hidden_BTC)
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """What the head reads: (B, T, C), for a loss that never makes the logits."""
+        self._check_tokens(tokens_BT)
+        shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens)
+        x_BTC = self.embedding(tokens_BT)
+        for layer, block in enumerate(self.blocks):
+            x_BTC = block(x_BTC, cache=cache, layer=layer, **shared)
+        if cache is not None:
+            cache.advance(tokens_BT.shape[1])
+        return self.norm(x_BTC)
+
+    def attention_rows(
+        self,
+        tokens_BT: Tensor,
+        rows: Sequence[int] | Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """Weights of chosen queries, (B, H, rows, S), one layer after the other.
+
+        Memory grows with rows x tokens, never with tokens x tokens.
+        """
+        self._check_tokens(tokens_BT)
+        shared = self._shared(tokens_BT, None, key_padding_mask, cu_seqlens)
+        x_BTC = self.embedding(tokens_BT)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            yield block.attention.rows(block.attention_norm(x_BTC), rows, **shared)
+            x_BTC = block(x_BTC, **shared)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        max_new_tokens: int,
+        **options,
+    ) -> list[list[int]]:
+        """Continue every prompt; the new tokens of each, up to and without its stop token.
+
+        Options are those of `stream`. Prompts may differ in length; each comes out as it does
+        alone.
+        """
+        new: list[list[int]] = [[] for _ in prompts]
+        for tokens in self.stream(prompts, max_new_tokens, **options):
+            for row, token in zip(new, tokens, strict=True):
+                if token is not None:
+                    row.append(token)
+        return new
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+    ) -> Iterator[list[int | None]]:
+        """Each step's token for every prompt, None for one that has stopped.
+
+        `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
+        likeliest that together reach that probability.
+        """
+        choose = sampling.chooser(temperature, top_k, top_p, generator)
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        device = self.embedding.weight.device
+        tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
+        return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, frozenset(stop_tokens))
+
+    @torch.no_grad()
+    def _decode(self, tokens_BT, keep_BT, max_new_tokens, choose, stop_tokens):
+        batch, longest = tokens_BT.shape
+        cache = KVCache.preallocated(
+            self.config.num_layers,
+            batch=batch,
+            num_key_heads=self.config.key_heads,
+            max_keys=longest + max_new_tokens,
+            head_width=self.config.head,
+            dtype=sampling.cache_dtype(self.embedding.weight),
+            device=tokens_BT.device,
+        )
+        is_padded = not bool(keep_BT.all())
+        running = [True] * batch
+        for _ in range(max_new_tokens):
+            hidden_BTC = self.hidden(
+                tokens_BT, cache=cache, key_padding_mask=keep_BT if is_padded else None
+            )
+            chosen = choose(self.head(hidden_BTC[:, -1]).float())
+            step: list[int | None] = []
+            for row, token in enumerate(chosen.tolist()):
+                running[row] = running[row] and token not in stop_tokens
+                step.append(token if running[row] else None)
+            if not any(running):
+                return
+            yield step
+            tokens_BT = chosen.unsqueeze(-1)
+            keep_BT = F.pad(keep_BT, (0, 1), value=True)
+
+    def _shared(
+        self,
+        tokens_BT: Tensor,
+        cache: KVCache | None,
+        key_padding_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> dict:
+        """What every layer needs alike: who sees whom, n, and the rotary tables."""
+        num_new = tokens_BT.shape[1]
+        num_keys = num_new if cache is None else cache.length + num_new
+        sight = visibility(
+            num_new,
+            num_keys,
+            is_causal=True,
+            window=self.config.window,
+            cu_seqlens=cu_seqlens,
+            key_padding_mask=key_padding_mask,
+            device=tokens_BT.device,
+        )
+        positions = _positions(sight)
+        return {
+            "sight": sight,
+            "num_keys": sight.count().clamp_min(1),
+            "rotary": self.rotary(positions),
+        }
+
+    def _check_tokens(self, tokens_BT: Tensor) -> None:
+        if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
+            raise ValueError(
+                "tokens must be integers of shape (batch, tokens), "
+                f"got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}"
+            )
+
+
+def _positions(sight: Visibility) -> Tensor:
+    """Position of every new token in its own document, padding not counted: (T,) or (B, T)."""
+    index_T = torch.arange(sight.num_keys - sight.num_queries, sight.num_keys, device=sight.device)
+    if sight.keep_BS is not None:
+        return (sight.keep_BS.cumsum(-1) - 1).clamp_min(0)[:, index_T]
+    if sight.cu_seqlens is not None:
+        document_T = torch.searchsorted(sight.cu_seqlens[1:].contiguous(), index_T, right=True)
+        return index_T - sight.cu_seqlens[document_T]
+    return index_T

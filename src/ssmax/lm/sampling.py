@@ -1,0 +1,80 @@
+"""Prompts in, tokens out: padding, and the choice of the next token."""
+
+# B batch, T tokens, V vocabulary
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def chooser(
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Callable[[Tensor], Tensor]:
+    """The function that chooses tokens (B,) from logits (B, V)."""
+    if not temperature >= 0.0:
+        raise ValueError(f"temperature must be at least 0 (0 is greedy), got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+
+    def greedy(logits_BV: Tensor) -> Tensor:
+        return logits_BV.argmax(-1)
+
+    def sample(logits_BV: Tensor) -> Tensor:
+        logits_BV = keep_likeliest(logits_BV / temperature, top_k, top_p)
+        return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator).squeeze(-1)
+
+    return sample if temperature > 0.0 else greedy
+
+
+def keep_likeliest(logits_BV: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """-inf for all but the k likeliest and all beyond the likeliest that reach probability p."""
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    if top_p is not None and top_p < 1.0:
+        ordered_BV, order_BV = logits_BV.sort(-1, descending=True)
+        weights_BV = ordered_BV.softmax(-1)
+        # A token goes if those before it reach p already; the first always stays.
+        beyond_BV = weights_BV.cumsum(-1) - weights_BV >= top_p
+        logits_BV = logits_BV.masked_fill(
+            torch.zeros_like(beyond_BV).scatter(-1, order_BV, beyond_BV), -torch.inf
+        )
+    return logits_BV
+
+
+def left_padded(
+    prompts: Sequence[Sequence[int]] | Tensor, vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Prompts of unequal length as one batch (B, T), and where it holds tokens (B, T)."""
+    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    if not rows:
+        raise ValueError("prompts must hold at least one prompt, got none")
+    for number, row in enumerate(rows):
+        if row.dim() != 1 or row.numel() == 0:
+            raise ValueError(
+                f"every prompt must be a list of at least one token; prompt {number} has shape "
+                f"{tuple(row.shape)}"
+            )
+        if not (int(row.min()) >= 0 and int(row.max()) < vocab_size):
+            raise ValueError(
+                f"tokens must lie in 0..{vocab_size - 1}; prompt {number} holds "
+                f"{int(row.min())}..{int(row.max())}. Is it another tokenizer's?"
+            )
+    longest = max(row.numel() for row in rows)
+    tokens_BT = torch.stack([torch.nn.functional.pad(r, (longest - r.numel(), 0)) for r in rows])
+    keep_BT = torch.tensor([[False] * (longest - r.numel()) + [True] * r.numel() for r in rows])
+    return tokens_BT.to(device), keep_BT.to(device)
+
+
+def cache_dtype(weight: Tensor) -> torch.dtype:
+    """What projections give: the weights' dtype, or autocast's."""
+    device = weight.device.type
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return weight.dtype

@@ -10,6 +10,7 @@ import torch
 
 import ssmax
 from ssmax import nn
+from ssmax.ops.visible import visibility
 
 T, S, H, G, D = 6, 6, 4, 2, 8
 
@@ -100,7 +101,7 @@ BAD = {
     # attention: masks
     "causal and mask": (lambda: attend(is_causal=True, attn_mask=torch.ones(T, S).bool()), "is_causal goes with.*not with attn_mask"),
     "mask of another shape": (lambda: attend(attn_mask=torch.ones(T, 5).bool()), r"broadcast to \(batch, heads, 6 queries, 6 keys\), got \(6, 5\)"),
-    "mask of rank 1": (lambda: attend(attn_mask=torch.ones(S).bool()), "attn_mask must broadcast"),
+    "mask of rank 1": (lambda: attend(attn_mask=torch.ones(S).bool()), "attn_mask must have 2 to 4 dimensions"),
     "mask of other heads": (lambda: attend(attn_mask=torch.ones(3, T, S).bool()), "4 heads"),
     "mask of integers": (lambda: attend(attn_mask=torch.ones(T, S).long()), r"boolean \(True is visible\) or floating.*attn_mask\.bool\(\)"),
     "padding of integers": (lambda: attend(key_padding_mask=TOKENS.long()), r"must be boolean.*mask\.bool\(\)"),
@@ -129,7 +130,7 @@ BAD = {
     "num_keys 0": (lambda: attend(num_keys=0), "num_keys must be at least 1.*got 0"),
     "num_keys negative in a tensor": (lambda: attend(num_keys=torch.tensor([1, 2, -3, 4, 5, 6])), "num_keys must be at least 1"),
     "num_keys of another length": (lambda: attend(num_keys=torch.ones(5)), r"broadcast to \(6 queries,\).*got \(5,\)"),
-    "num_keys boolean": (lambda: attend(num_keys=TOKENS), "num_keys must be whole numbers"),
+    "num_keys boolean": (lambda: attend(num_keys=TOKENS), "num_keys must be numbers"),
     "unknown backend": (lambda: attend(backend="flashy"), "one of auto, cudnn, flash, efficient, math, varlen, flex, eager, got 'flashy'"),
     "cudnn on the CPU": (lambda: attend(backend="cudnn"), "backend='cudnn' cannot serve this call: it needs CUDA"),
     "dropout 1": (lambda: attend(dropout_p=1.0), "dropout_p must be at least 0 and below 1"),
@@ -147,7 +148,7 @@ BAD = {
     "initial_s of one token": (lambda: ssmax.initial_s(1), "at least 2 tokens, got 1"),
     "initial_s of half a token": (lambda: ssmax.initial_s(10.5), "whole number"),
     # rope and rope_scale
-    "odd rotary width": (lambda: ssmax.rope_tables(torch.arange(3), 5), "even and positive, got 5"),
+    "odd rotary width": (lambda: ssmax.rope_tables(torch.arange(3), 5), "even and at least 0, got 5"),
     "theta 0": (lambda: ssmax.rope_tables(torch.arange(3), 4, theta=0.0), "theta must be positive"),
     "tables too wide": (lambda: turn(tables=tables(width=D + 2)), "rotate 10 channels, a head has 8"),
     "tables of other tokens": (lambda: turn(tables=tables(tokens=5)), r"\(6 tokens, rotary width / 2\).*got \(5, 4\)"),
@@ -158,6 +159,23 @@ BAD = {
     "factor that cannot broadcast": (lambda: turn(factor=torch.ones(3, T)), r"broadcast to \(batch, query heads, tokens\) = \(2, 4, 6\), got \(3, 6\)"),
     "integer factor": (lambda: turn(factor=torch.ones(H, T).long()), "factor must be floating point"),
     "unknown impl": (lambda: turn(impl="cuda"), "impl must be one of auto, reference, triton, got 'cuda'"),
+    "tables that learn": (lambda: turn(tables=tuple(t.requires_grad_() for t in tables()), impl="triton"), "no gradient for cos and sin"),
+    # n and s at the factor itself
+    "factor of no keys": (lambda: ssmax.ssmax_factor(0, 0.4), "num_keys must be at least 1.*got 0"),
+    "factor of -1 keys": (lambda: ssmax.ssmax_factor(torch.tensor([3, -1]), 0.4), "num_keys must be at least 1"),
+    "factor of endless keys": (lambda: ssmax.ssmax_factor(math.inf, 0.4), "finite"),
+    "factor of NaN": (lambda: ssmax.ssmax_factor(3, math.nan), "s holds NaN"),
+    "attention to endless keys": (lambda: attend(num_keys=math.inf), "finite"),
+    # lists, strings, integers
+    "a list for cu_seqlens": (lambda: visible(cu_seqlens=[0, 6]), "cu_seqlens must be a tensor, got list"),
+    "a list for a mask": (lambda: attend(attn_mask=[[True]]), "attn_mask must be a tensor, got list"),
+    "a list for positions": (lambda: visible(positions=[0] * 6), "positions must be a tensor"),
+    "ssmax, s a string": (lambda: ssmax.ssmax(torch.ones(2), "0.4"), "s must be a number or a floating tensor"),
+    "ssmax, s an integer tensor": (lambda: ssmax.ssmax(torch.ones(2), torch.tensor(1)), "s must be a number or a floating tensor"),
+    "initial_s of NaN": (lambda: ssmax.initial_s(math.nan), "whole number"),
+    "initial_s of a word": (lambda: ssmax.initial_s("a"), "whole number"),
+    "a window of booleans": (lambda: visible(window=(True, False)), "window must be an int W"),
+    "a mask of another batch": (lambda: attend(attn_mask=torch.ones(3, 1, T, S).bool()), "batch 2"),
     # modules
     "unknown rule": (lambda: nn.SSMaxScale(4, "ssmaxx", 16), "rule must be one of softmax, temperature, ssmax,.*got 'ssmaxx'"),
     "no train_length": (lambda: nn.SSMaxScale(4), "rule='ssmax' needs train_length"),
@@ -167,11 +185,21 @@ BAD = {
     "a table for ssmax": (lambda: nn.SSMaxScale(4, "ssmax", 16, table=nn.ProbeTable(16)), "table belongs to rule='probe'"),
     "floor_length 0": (lambda: nn.SSMaxScale(4, "llama4", floor_length=0), "floor_length must be at least 1"),
     "a single n": (lambda: nn.SSMaxScale(4, "softmax")(torch.tensor(3)), "num_keys must be"),
-    "odd width of a rotary": (lambda: nn.RotaryEmbedding(7), "even and positive, got 7"),
+    "odd width of a rotary": (lambda: nn.RotaryEmbedding(7), "even and at least 0, got 7"),
     "width that does not divide": (lambda: nn.SelfAttention(30, 4, rule="softmax"), "width must be a multiple of num_heads, got 30 and 4"),
     "key heads that do not divide": (lambda: nn.SelfAttention(32, 4, num_key_heads=3, rule="softmax"), "multiple of key heads, got 4 and 3"),
     "rotary wider than the head": (lambda: nn.SelfAttention(32, 4, rotary_width=16, rule="softmax"), "rotary_width must be at most the head width, 8"),
     "x of rank 2": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 32)), r"x must be \(batch, tokens, width\)"),
+    "a layer with an unknown backend": (lambda: nn.SelfAttention(32, 4, rule="softmax", backend="nope"), "backend must be one of"),
+    "a layer with dropout 1.5": (lambda: nn.SelfAttention(32, 4, rule="softmax", dropout_p=1.5), "dropout_p must be"),
+    "a layer with window -3": (lambda: nn.SelfAttention(32, 4, rule="softmax", window=-3), "window must be at least 1"),
+    "padding of another batch for a layer": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 6, 32), key_padding_mask=TOKENS), "a row for each of the 3 rows"),
+    "sight of other tokens": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(1, 5, 32), sight=visibility(3, 3, is_causal=True)), "sight must be of 5 queries"),
+    "sight and padding": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(2, 6, 32), sight=visibility(6, 6, is_causal=True), key_padding_mask=TOKENS), "sight says what is visible"),
+    "a negative theta": (lambda: nn.RotaryEmbedding(4, theta=-1.0), "theta must be positive"),
+    "n of three dimensions": (lambda: nn.SSMaxScale(4, "softmax")(torch.ones(2, 4, 3).long()), "num_keys must be"),
+    "a table of another length": (lambda: nn.SSMaxScale(4, "probe", 1024, table=nn.ProbeTable(16)), "ends at n = 16, train_length is 1024"),
+    "advancing past what was written": (lambda: nn.KVCache(2).advance(3), "every layer must have written"),
     "no layers": (lambda: nn.KVCache(0), "num_layers must be at least 1"),
     "no room": (lambda: nn.KVCache.preallocated(1, batch=1, num_key_heads=1, max_keys=0, head_width=8), "max_keys must be at least 1"),
     "a layer too many": (lambda: nn.KVCache(1).write(1, heads(), heads()), r"layer must lie in 0\.\.0, got 1"),

@@ -33,7 +33,7 @@ class LMConfig:
     theta: float = 10_000.0
     """Base of the rotary frequencies; changeable at test time on the model."""
     rotary_width: int | None = None
-    """Channels of a head that are rotated; None: all."""
+    """Channels of a head that are rotated; None: all, 0: none."""
     qk_norm: bool = False
     """RMSNorm on query and key heads, before rotation and scaling."""
     window: int | None = None
@@ -61,7 +61,7 @@ class LMConfig:
                 "num_heads must be a multiple of num_key_heads, "
                 f"got {self.num_heads} and {self.num_key_heads}"
             )
-        if self.rotary % 2 or not 0 < self.rotary <= self.head:
+        if self.rotary % 2 or not 0 <= self.rotary <= self.head:
             raise ValueError(
                 f"rotary_width must be even and at most the head width, {self.head}, "
                 f"got {self.rotary}"

@@ -3,6 +3,7 @@
 # B batch, T new tokens, S keys, C model width, H query heads, G key heads, D head width
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale
-from ssmax.ops.visible import Visibility, Window, visibility
+from ssmax.ops.visible import Visibility, Window, visibility, window_pair
 
 
 class HeadNorm(nn.RMSNorm):
@@ -67,6 +68,13 @@ class SelfAttention(nn.Module):
             raise ValueError(
                 f"rotary_width must be at most the head width, {head_width}, got {rotary_width}"
             )
+        window_pair(window)  # raises on a window that is none
+        if backend not in get_args(Backend):
+            raise ValueError(
+                f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}"
+            )
+        if not 0.0 <= dropout_p < 1.0:
+            raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, head_width
         self.window, self.is_causal = window, is_causal
         self.dropout_p = dropout_p
@@ -77,7 +85,7 @@ class SelfAttention(nn.Module):
         self.o_proj = nn.Linear(num_heads * head_width, width, bias=bias)
         self.q_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
         self.k_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
-        self.rotary = RotaryEmbedding(rotary_width or head_width, theta)
+        self.rotary = RotaryEmbedding(head_width if rotary_width is None else rotary_width, theta)
         self.ssmax = SSMaxScale(num_heads, rule, train_length, table=table)
 
     def forward(
@@ -97,13 +105,16 @@ class SelfAttention(nn.Module):
 
         `key_padding_mask` (B, S) and `cu_seqlens` cover the cached keys too; `positions` restart
         with each packed document. A model computes `sight`, `num_keys` and `rotary` once for all
-        its layers and hands them in; alone, the layer makes them itself.
+        its layers and hands them in, in place of the above and of the layer's own window; alone,
+        the layer makes them itself.
         """
         if x_BTC.dim() != 3:
             raise ValueError(f"x must be (batch, tokens, width), got {tuple(x_BTC.shape)}")
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
-        if sight is None:
+        if sight is not None:
+            _check_sight(sight, num_new, past + num_new, key_padding_mask, cu_seqlens)
+        else:
             sight = visibility(
                 num_new,
                 past + num_new,
@@ -112,6 +123,7 @@ class SelfAttention(nn.Module):
                 cu_seqlens=cu_seqlens,
                 key_padding_mask=key_padding_mask,
                 positions=positions,
+                batch=x_BTC.shape[0],
                 device=x_BTC.device,
             )
         if num_keys is None:
@@ -159,3 +171,19 @@ class SelfAttention(nn.Module):
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+def _check_sight(
+    sight: Visibility,
+    num_new: int,
+    num_keys: int,
+    key_padding_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    if key_padding_mask is not None or cu_seqlens is not None:
+        raise ValueError("sight says what is visible; pass no key_padding_mask or cu_seqlens too")
+    if (sight.num_queries, sight.num_keys) != (num_new, num_keys):
+        raise ValueError(
+            f"sight must be of {num_new} queries and {num_keys} keys, "
+            f"got {sight.num_queries} and {sight.num_keys}"
+        )

@@ -23,6 +23,7 @@ class KVCache:
         self.max_keys: int | None = None
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers
+        self._written = [0] * num_layers
 
     @classmethod
     def preallocated(
@@ -36,7 +37,11 @@ class KVCache:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KVCache":
-        """A cache of at most max_keys tokens that never allocates again."""
+        """A cache of at most max_keys tokens that never allocates again.
+
+        It is written in place, so autograd refuses a backward pass through several chunks of it:
+        decode under `torch.no_grad()`, or take the growing form.
+        """
         sizes = {
             "batch": batch,
             "num_key_heads": num_key_heads,
@@ -64,15 +69,21 @@ class KVCache:
         """Put the new tokens after the first `length`; all keys and values of the layer so far."""
         if not 0 <= layer < self.num_layers:
             raise ValueError(f"layer must lie in 0..{self.num_layers - 1}, got {layer}")
-        return (
-            self._write(self._keys, layer, k_BGTD),
-            self._write(self._values, layer, v_BGTD),
-        )
+        keys = self._write(self._keys, layer, k_BGTD)
+        values = self._write(self._values, layer, v_BGTD)
+        self._written[layer] = self.length + k_BGTD.shape[2]
+        return keys, values
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every layer has written."""
         if num_tokens < 0:
             raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
+        written = min(self._written)
+        if self.length + num_tokens > written:
+            raise ValueError(
+                f"every layer must have written what is counted: {self.length} + {num_tokens} "
+                f"tokens, layer {self._written.index(written)} holds {written}"
+            )
         self.length += num_tokens
 
     def _write(self, buffers: list[Tensor | None], layer: int, new_BGTD: Tensor) -> Tensor:

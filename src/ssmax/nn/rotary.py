@@ -2,19 +2,19 @@
 
 from torch import Tensor, nn
 
-from ssmax.ops.rope import rope_tables
+from ssmax.ops.rope import check_rotary, rope_tables
 
 
 class RotaryEmbedding(nn.Module):
     """cos and sin for `apply_rope` and `rope_scale`.
 
     No table is stored, so `rotary.theta = 500_000.0` holds from the next call on, at any length.
+    Width 0 rotates nothing.
     """
 
     def __init__(self, width: int, theta: float = 10_000.0) -> None:
         super().__init__()
-        if width <= 0 or width % 2:
-            raise ValueError(f"the rotary width must be even and positive, got {width}")
+        check_rotary(width, theta)
         self.width = width
         self.theta = theta
 

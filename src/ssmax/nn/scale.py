@@ -78,14 +78,31 @@ RULES: dict[str, Rule] = {
 }
 
 
-class ProbeTable(nn.Module):
+class _KeepsFloat32(nn.Module):
+    """Parameters that `.half()` and `.to(bfloat16)` pass by, since their updates are smaller."""
+
+    def _apply(self, fn, recurse: bool = True):
+        def at_least_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            is_narrow = moved.is_floating_point() and torch.finfo(moved.dtype).bits < 32
+            return tensor.to(moved.device) if is_narrow else moved
+
+        return super()._apply(at_least_float32, recurse)
+
+
+class ProbeTable(_KeepsFloat32):
     """The probe's p_n for n = 1..L: one table, owned by the model and shared by its layers."""
 
     def __init__(self, train_length: int) -> None:
         super().__init__()
-        rules.initial_s(train_length)  # the same demands on the length
-        self.p = nn.Parameter(torch.ones(train_length, dtype=torch.float32))
+        rules.check_length(train_length)
+        self.p = nn.Parameter(torch.empty(train_length, dtype=torch.float32))
         self._has_warned = False
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """p_n = 1: softmax."""
+        nn.init.ones_(self.p)
 
     def forward(self, num_keys: Tensor) -> Tensor:
         """The table, with a warning the first time that n lies beyond it."""
@@ -107,8 +124,8 @@ def _can_look(num_keys: Tensor) -> bool:
     return not (num_keys.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-class SSMaxScale(nn.Module):
-    """`forward(num_keys)` gives the factor (..., heads, T) for num_keys (..., T).
+class SSMaxScale(_KeepsFloat32):
+    """`forward(num_keys)` gives the factor (heads, T) for num_keys (T,), (B, heads, T) for (B, T).
 
     `train_length` is the length of the training sequences; rules that start from it, or are
     defined by it, ask for it. `beta` and `floor_length` belong to `llama4` and `ministral3`. The
@@ -143,13 +160,17 @@ class SSMaxScale(nn.Module):
                 "for example train_length=1024"
             )
         if train_length is not None:
-            rules.initial_s(train_length)  # raises on a length that is none
+            rules.check_length(train_length)
         if spec.floor_length is None and not (beta is None and floor_length is None):
             raise ValueError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
         if floor_length is not None and floor_length < 1:
             raise ValueError(f"floor_length must be at least 1, got {floor_length}")
         if table is not None and rule != "probe":
             raise ValueError(f"table belongs to rule='probe', not to {rule!r}")
+        if table is not None and table.p.shape[0] != train_length:
+            raise ValueError(
+                f"the table ends at n = {table.p.shape[0]}, train_length is {train_length}"
+            )
         self.num_heads = num_heads
         self.rule = rule
         self.train_length = train_length
@@ -185,8 +206,12 @@ class SSMaxScale(nn.Module):
 
     def forward(self, num_keys: Tensor) -> Tensor:
         """The factor (..., heads, T), float32 or wider, for num_keys (..., T)."""
-        if num_keys.dim() == 0:
-            raise ValueError("num_keys must be (..., queries), got a single number; write n[None]")
+        if num_keys.dim() not in (1, 2):
+            raise ValueError(
+                f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "
+                "for a single number write n[None]"
+            )
+        rules.check_num_keys(num_keys)
         factor = RULES[self.rule].factor(self, num_keys)
         if not RULES[self.rule].learnt:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
@@ -196,13 +221,3 @@ class SSMaxScale(nn.Module):
         """Shown in the module's print-out."""
         length = "" if self.train_length is None else f", train_length={self.train_length}"
         return f"{self.num_heads}, rule={self.rule!r}{length}"
-
-    def _apply(self, fn, recurse: bool = True):
-        """Move and cast as asked, but never below float32: `.half()` passes these by."""
-
-        def at_least_float32(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            is_narrow = moved.is_floating_point() and torch.finfo(moved.dtype).bits < 32
-            return tensor.to(moved.device) if is_narrow else moved
-
-        return super()._apply(at_least_float32, recurse)

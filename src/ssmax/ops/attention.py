@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ssmax.ops.backends import Backend, attend
+from ssmax.ops.backends.call import at_least_float32, autocast_dtype
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import scale_query
-from ssmax.ops.scale import Number, ssmax_factor
+from ssmax.ops.scale import Number, check_no_nan, ssmax_factor
 from ssmax.ops.visible import Visibility, Window, values_are_readable, visibility
 
 
@@ -81,8 +82,7 @@ def attention_rows(
     sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight).expand(q.shape[:3])[:, :, rows]
     # In float32 or wider throughout: a probe has no kernel to match.
-    wide = torch.promote_types(q.dtype, torch.float32)
-    q = q[:, :, rows].to(wide) * factor_BHT.unsqueeze(-1)
+    q = q[:, :, rows].to(at_least_float32(q.dtype)) * factor_BHT.unsqueeze(-1)
     return attention_weights(q, k, sight.at(rows), scale=scale)
 
 
@@ -96,8 +96,7 @@ def _sight(
     window: Window,
     cu_seqlens: Tensor | None,
 ) -> Visibility:
-    batch, num_heads = q.shape[:2]
-    sight = visibility(
+    return visibility(
         q.shape[2],
         k.shape[2],
         is_causal=is_causal,
@@ -106,26 +105,10 @@ def _sight(
         key_padding_mask=key_padding_mask,
         positions=positions,
         attn_mask=attn_mask,
+        batch=q.shape[0],
+        num_heads=q.shape[1],
         device=q.device,
     )
-    if key_padding_mask is not None and key_padding_mask.shape[0] != batch:
-        raise ValueError(
-            f"key_padding_mask must have a row for each of the {batch} rows of q, "
-            f"got {key_padding_mask.shape[0]}"
-        )
-    if positions is not None and positions.dim() == 2 and positions.shape[0] not in (1, batch):
-        raise ValueError(
-            f"positions must be (queries,) or have a row for each of the {batch} rows of q, "
-            f"got {positions.shape[0]}"
-        )
-    if sight.mask is not None and (
-        sight.mask.shape[0] not in (1, batch) or sight.mask.shape[1] not in (1, num_heads)
-    ):
-        raise ValueError(
-            f"attn_mask must broadcast to (batch, heads, queries, keys) with batch {batch} and "
-            f"{num_heads} heads, got {tuple(sight.mask.shape)}"
-        )
-    return sight
 
 
 def _factor(
@@ -163,7 +146,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
         raise ValueError(
             f"q and k must agree in batch and head width, got {tuple(q.shape)} and {tuple(k.shape)}"
         )
-    if not (q.dtype == k.dtype == v.dtype or torch.is_autocast_enabled(q.device.type)):
+    if not (q.dtype == k.dtype == v.dtype or autocast_dtype(q.device, q.dtype) is not None):
         raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
         raise ValueError(
@@ -190,7 +173,7 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
             raise ValueError(
                 f"{name} must be a number or a tensor of one value per query head, got {value!r}"
             )
-        value = torch.tensor(float(value), dtype=torch.promote_types(q.dtype, torch.float32))
+        value = torch.tensor(float(value), dtype=at_least_float32(q.dtype))
     if not value.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
     if value.shape not in ((), (1,), (q.shape[1],)):
@@ -198,20 +181,15 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
             f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads."
         )
-    if values_are_readable(value) and value.isnan().any():
-        raise ValueError(f"{name} holds NaN; the training that made it has diverged")
-    return value.to(q.device, torch.promote_types(value.dtype, _factor_dtype(q)))
-
-
-def _factor_dtype(q: Tensor) -> torch.dtype:
-    return torch.promote_types(q.dtype, torch.float32)
+    check_no_nan(name, value)
+    return value.to(q.device, torch.promote_types(value.dtype, at_least_float32(q.dtype)))
 
 
 def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
     batch, heads, num_queries, _ = q.shape
     n = torch.as_tensor(num_keys, device=q.device)
     if n.dtype == torch.bool or n.is_complex():
-        raise ValueError(f"num_keys must be whole numbers, got {n.dtype}")
+        raise ValueError(f"num_keys must be numbers, got {n.dtype}")
     fits = n.dim() <= 3 and all(
         size in (1, wanted)
         for size, wanted in zip(
@@ -223,11 +201,6 @@ def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
         raise ValueError(
             f"num_keys must be a number or broadcast to ({num_queries} queries,), "
             f"({batch}, {num_queries}) or ({batch}, {heads}, {num_queries}), got {tuple(n.shape)}"
-        )
-    if values_are_readable(n) and n.numel() and not (n >= 1).all():
-        raise ValueError(
-            f"num_keys must be at least 1 (log n is taken), got {n.min().item():g}; "
-            "a query that sees nothing has n = 1"
         )
     return n if n.dim() else n.expand(num_queries)
 

@@ -15,14 +15,19 @@ def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple
 
     The angles are taken in float64: at ten million tokens a float32 angle is off by half a radian.
     """
-    if width <= 0 or width % 2:
-        raise ValueError(f"the rotary width must be even and positive, got {width}")
-    if not theta > 0:
-        raise ValueError(f"theta must be positive, got {theta}")
+    check_rotary(width, theta)
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(width // 2, dtype=exact, device=positions.device)
-    angle = positions.to(exact).unsqueeze(-1) * theta ** (-2.0 * pair / width)
+    angle = positions.to(exact).unsqueeze(-1) * theta ** (-2.0 * pair / max(width, 1))
     return angle.cos().float(), angle.sin().float()
+
+
+def check_rotary(width: int, theta: float) -> None:
+    """Raise on a rotary width or a base that there is none of; width 0 rotates nothing."""
+    if width < 0 or width % 2:
+        raise ValueError(f"the rotary width must be even and at least 0, got {width}")
+    if not theta > 0:
+        raise ValueError(f"theta must be positive, got {theta}")
 
 
 def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,28 +15,38 @@ import math
 import torch
 from torch import Tensor
 
+from ssmax.ops.visible import values_are_readable
+
 Number = float | Tensor
 
 
 def initial_s(length: int) -> float:
     """L / log(L!): the s for which s log n is 1 on average over n = 1..L."""
-    if isinstance(length, bool) or int(length) != length or length < 2:
+    check_length(length)
+    return length / math.lgamma(length + 1)
+
+
+def check_length(length: int) -> None:
+    """Raise on what is no length of a training sequence."""
+    is_whole = isinstance(length, int | float) and math.isfinite(length) and length == int(length)
+    if isinstance(length, bool) or not is_whole or length < 2:
         raise ValueError(
             f"length must be a whole number of at least 2 tokens, got {length!r}; "
             "give the length of the training sequences"
         )
-    return length / math.lgamma(length + 1)
 
 
 def initial_sqrt_log_s(length: int) -> float:
     """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
-    initial_s(length)  # the same demands on the length
+    check_length(length)
     log_n = torch.arange(1, length + 1, dtype=torch.float64).log()
     return length / log_n.sqrt().sum().item()
 
 
 def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
     """s log n + b, the factor of Scalable-Softmax."""
+    check_num_keys(num_keys)
+    check_no_nan("s", s)
     n, s, b = _per_head(num_keys, s, 0.0 if bias is None else bias)
     return s * n.log() if bias is None else s * n.log() + b
 
@@ -101,6 +111,30 @@ def polylog_factor(num_keys: int | Tensor, beta: Number, gamma: Number) -> Tenso
     grown = n > 1
     power = torch.where(grown, n.log(), 1.0) ** gamma
     return 1.0 + beta * torch.where(grown, power, 0.0)
+
+
+def check_num_keys(num_keys: int | Tensor) -> None:
+    """Raise on an n below 1, where its values can be read."""
+    if isinstance(num_keys, Tensor) and not (values_are_readable(num_keys) and num_keys.numel()):
+        return
+    smallest = num_keys.min().item() if isinstance(num_keys, Tensor) else num_keys
+    largest = num_keys.max().item() if isinstance(num_keys, Tensor) else num_keys
+    if not 1 <= smallest <= largest < math.inf:
+        raise ValueError(
+            f"num_keys must be at least 1 (log n is taken) and finite, got {smallest:g}; "
+            "a query that sees nothing has n = 1"
+        )
+
+
+def check_no_nan(name: str, value: Number) -> None:
+    """Raise on NaN, where the value can be read."""
+    is_nan = (
+        math.isnan(value)
+        if not isinstance(value, Tensor)
+        else (values_are_readable(value) and bool(value.isnan().any()))
+    )
+    if is_nan:
+        raise ValueError(f"{name} holds NaN; the training that made it has diverged")
 
 
 def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from ssmax.ops.scale import Number, ssmax_factor
-from ssmax.ops.visible import values_are_readable
+from ssmax.ops.scale import Number, check_no_nan, ssmax_factor
 
 
 def ssmax(
@@ -32,6 +31,8 @@ def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = 
     # A common factor of all entries: it keeps the powers in range and cancels in the ratio.
     largest = exponent.masked_fill(~visible, -torch.inf).amax(dim, keepdim=True)
     exponent = exponent - largest.masked_fill(num_visible == 0, 0.0)
+    # Hidden exponents are not bounded by the largest; they leave before they can overflow.
+    exponent = exponent.masked_fill(~visible, 0.0)
     power = torch.where(visible, num_visible.to(exponent.dtype) ** exponent, 0.0)
     total = power.sum(dim, keepdim=True)
     return (power / total).masked_fill(num_visible == 0, 0.0).to(z.dtype)
@@ -70,6 +71,9 @@ def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim:
 
 def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
     """A value as a tensor of z's rank that does not vary along dim, as wide as z and float32."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number or (isinstance(value, Tensor) and value.is_floating_point())):
+        raise ValueError(f"{name} must be a number or a floating tensor, got {value!r}")
     if not isinstance(value, Tensor):
         value = torch.tensor(value, dtype=torch.promote_types(z.dtype, torch.float32))
     shape = (1,) * (z.dim() - value.dim()) + tuple(value.shape)
@@ -80,7 +84,6 @@ def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
             f"along dim {dim}, got {tuple(value.shape)}; for one value per head of (B, H, T, S) "
             "logits pass it as (H, 1, 1)"
         )
-    if values_are_readable(value) and value.isnan().any():
-        raise ValueError(f"{name} holds NaN; the training that made it has diverged")
+    check_no_nan(name, value)
     wide = torch.promote_types(z.dtype, torch.promote_types(value.dtype, torch.float32))
     return value.to(z.device, wide).reshape(shape)

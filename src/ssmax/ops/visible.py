@@ -8,7 +8,7 @@ O(queries + keys), and no queries x keys tensor is made.
 # B batch, H query heads, T queries, S keys
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
+ROWS_PER_BLOCK = 256
 
 Span = tuple[int, int]
 """First and one past the last; not a slice, which torch.compile cannot carry about."""
@@ -58,11 +59,12 @@ class Visibility:
     @property
     def is_plain_causal(self) -> bool:
         """True for the square causal triangle, which every kernel has built in."""
+        # bool(): under torch.compile a comparison of lengths is a symbol, which kernels refuse.
         return (
             self.is_interval
             and self.is_causal
-            and self.num_queries == self.num_keys
             and self.start is None
+            and bool(self.num_queries == self.num_keys)
         )
 
     @property
@@ -73,7 +75,7 @@ class Visibility:
     def count(self) -> Tensor:
         """n before the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under an explicit mask."""
         if self.mask is not None:
-            return self.visible_mask().sum(-1)
+            return self._count_mask(self.mask)
         start, stop = self.ends()
         if self.keep_BS is None:
             return (stop - start).clamp_min(0)
@@ -81,6 +83,14 @@ class Visibility:
         batch = self.keep_BS.shape[0]
         start, stop = (end.expand(batch, -1) for end in (start, torch.maximum(start, stop)))
         return seen_before.gather(-1, stop) - seen_before.gather(-1, start)
+
+    def _count_mask(self, mask: Tensor) -> Tensor:
+        """n under an explicit mask, (B | 1, H | 1, T), in blocks of queries that stay small."""
+        if mask.shape[-2] == 1 and self.start is None and self.stop is None:
+            first = self.visible_mask((0, min(self.num_queries, 1)))
+            return first.sum(-1).expand(*first.shape[:2], self.num_queries)
+        counts = [self.visible_mask(rows).sum(-1) for rows in row_blocks(self.num_queries)]
+        return torch.cat(counts, dim=-1)
 
     def visible_mask(self, rows: Span | None = None, keys: Span | None = None) -> Tensor:
         """The boolean mask of these queries and keys, broadcastable to (B, H, rows, keys)."""
@@ -133,6 +143,18 @@ class Visibility:
         return start, stop
 
 
+def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Span]:
+    """Queries a block at a time, so that a mask over them stays small; at least one block.
+
+    torch.compile gets them all at once: a graph for every number of blocks would be worse.
+    """
+    if torch.compiler.is_compiling():
+        rows_per_block = num_queries
+    yield 0, min(rows_per_block, num_queries)
+    for start in range(rows_per_block, num_queries, max(rows_per_block, 1)):
+        yield start, min(start + rows_per_block, num_queries)
+
+
 def visibility(
     num_queries: int,
     num_keys: int,
@@ -143,21 +165,31 @@ def visibility(
     key_padding_mask: Tensor | None = None,
     positions: Tensor | None = None,
     attn_mask: Tensor | None = None,
+    batch: int | None = None,
+    num_heads: int | None = None,
     device: torch.device | str | None = None,
 ) -> Visibility:
-    """Check one description of what is visible and reduce it to intervals, padding and a mask."""
+    """Check one description of what is visible and reduce it to intervals, padding and a mask.
+
+    `batch` and `num_heads`, where known, are what the tensors must fit.
+    """
     _check_sizes(num_queries, num_keys)
-    tensors = [t for t in (cu_seqlens, key_padding_mask, positions, attn_mask) if t is not None]
-    device = torch.device(device) if device is not None else _common_device(tensors)
-    left, right = _window_pair(window)
+    device = _check_tensors(
+        device,
+        cu_seqlens=cu_seqlens,
+        key_padding_mask=key_padding_mask,
+        positions=positions,
+        attn_mask=attn_mask,
+    )
+    left, right = window_pair(window)
     if attn_mask is not None:
-        _check_mask(attn_mask, is_causal, num_queries, num_keys)
+        _check_mask(attn_mask, is_causal, num_queries, num_keys, batch, num_heads)
     if key_padding_mask is not None:
-        _check_keep(key_padding_mask, num_keys)
+        _check_keep(key_padding_mask, num_keys, batch)
     if cu_seqlens is not None:
         _check_cu_seqlens(cu_seqlens, num_queries, num_keys)
     if positions is not None:
-        _check_positions(positions, is_causal, num_queries, num_keys)
+        _check_positions(positions, is_causal, num_queries, num_keys, batch)
 
     offset = num_keys - num_queries
     index_T = torch.arange(offset, num_keys, device=device)
@@ -249,6 +281,8 @@ def values_are_readable(tensor: Tensor) -> bool:
         tensor.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and type(tensor) in (Tensor, torch.nn.Parameter)
+        # a tensor of vmap or func.grad; torch has no public question for it
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
     )
 
 
@@ -281,11 +315,13 @@ def _hide_lowest(mask: Tensor) -> Tensor:
 def _end_of_run(positions: Tensor) -> Tensor:
     """One past the last key of the document around each key; positions rise by 1 inside one."""
     length = positions.shape[-1]
+    if length == 0:
+        return positions
     restarts = positions[..., 1:] != positions[..., :-1] + 1
     index = torch.arange(1, length, device=positions.device)
     next_start = torch.where(restarts, index, length).flip(-1)
     next_start = next_start.cummin(-1).values.flip(-1) if length > 1 else next_start
-    return torch.nn.functional.pad(next_start, (0, min(length, 1)), value=length)
+    return torch.nn.functional.pad(next_start, (0, 1), value=length)
 
 
 def _fold(reduce: Callable[[Tensor, Tensor], Tensor], ends: list[Tensor]) -> Tensor | None:
@@ -301,11 +337,23 @@ def _clamp(end: Tensor | None, num_keys: int) -> Tensor | None:
     return None if end is None else end.clamp(0, num_keys)
 
 
-def _common_device(tensors: Sequence[Tensor]) -> torch.device:
-    return tensors[0].device if tensors else torch.device("cpu")
+def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) -> torch.device:
+    """The device that all of them are on; lists and strays are refused by name."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name} must be a tensor, got {type(tensor).__name__}; write torch.tensor(...)"
+            )
+        device = tensor.device if device is None else torch.device(device)
+        if tensor.device.type != device.type:
+            raise ValueError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")
+    return torch.device("cpu" if device is None else device)
 
 
-def _window_pair(window: Window) -> tuple[int, int]:
+def window_pair(window: Window) -> tuple[int, int]:
+    """A window as (left, right), -1 for unbounded: W is (W - 1, 0)."""
     if window is None:
         return UNBOUNDED, UNBOUNDED
     if isinstance(window, int) and not isinstance(window, bool):
@@ -317,7 +365,8 @@ def _window_pair(window: Window) -> tuple[int, int]:
         return window - 1, 0
     if isinstance(window, tuple | list) and len(window) == 2:
         left, right = window
-        if all(isinstance(side, int) and side >= UNBOUNDED for side in (left, right)):
+        are_ints = all(type(side) is int for side in (left, right))
+        if are_ints and min(left, right) >= UNBOUNDED:
             return left, right
     raise ValueError(
         "window must be an int W (the query and the W - 1 keys before it) or a pair (left, right) "
@@ -331,7 +380,14 @@ def _check_sizes(num_queries: int, num_keys: int) -> None:
             raise ValueError(f"{name} must be a whole number, at least 0, got {size!r}")
 
 
-def _check_mask(mask: Tensor, is_causal: bool, num_queries: int, num_keys: int) -> None:
+def _check_mask(
+    mask: Tensor,
+    is_causal: bool,
+    num_queries: int,
+    num_keys: int,
+    batch: int | None,
+    num_heads: int | None,
+) -> None:
     if is_causal:
         raise ValueError(
             "is_causal goes with key_padding_mask, positions, window and cu_seqlens, not with "
@@ -348,12 +404,18 @@ def _check_mask(mask: Tensor, is_causal: bool, num_queries: int, num_keys: int) 
     )
     if not fits:
         raise ValueError(
-            f"attn_mask must broadcast to (batch, heads, {num_queries} queries, {num_keys} keys), "
-            f"got {tuple(mask.shape)}"
+            f"attn_mask must have 2 to 4 dimensions and broadcast to (batch, heads, {num_queries} "
+            f"queries, {num_keys} keys), got {tuple(mask.shape)}"
+        )
+    leading = zip(mask.shape[:-2][::-1], (num_heads, batch), strict=False)
+    if any(wanted is not None and size not in (1, wanted) for size, wanted in leading):
+        raise ValueError(
+            f"attn_mask must broadcast to (batch, heads, queries, keys) with batch {batch} and "
+            f"{num_heads} heads, got {tuple(mask.shape)}"
         )
 
 
-def _check_keep(keep: Tensor, num_keys: int) -> None:
+def _check_keep(keep: Tensor, num_keys: int, batch: int | None) -> None:
     if keep.dtype != torch.bool:
         raise ValueError(
             f"key_padding_mask must be boolean, True for tokens and False for padding, "
@@ -363,6 +425,11 @@ def _check_keep(keep: Tensor, num_keys: int) -> None:
         raise ValueError(
             f"key_padding_mask must be (batch, {num_keys} keys), got {tuple(keep.shape)}; "
             "with a cache it covers the cached keys too"
+        )
+    if batch is not None and keep.shape[0] != batch:
+        raise ValueError(
+            f"key_padding_mask must have a row for each of the {batch} rows of the batch, "
+            f"got {keep.shape[0]}"
         )
 
 
@@ -393,13 +460,20 @@ def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> No
         raise ValueError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
 
 
-def _check_positions(positions: Tensor, is_causal: bool, num_queries: int, num_keys: int) -> None:
+def _check_positions(
+    positions: Tensor, is_causal: bool, num_queries: int, num_keys: int, batch: int | None
+) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise ValueError(f"positions must be integers, got {positions.dtype}; write .long()")
     if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
         raise ValueError(
             f"positions must be (queries,) or (batch, queries) with {num_queries} queries, "
             f"got {tuple(positions.shape)}"
+        )
+    if positions.dim() == 2 and batch is not None and positions.shape[0] not in (1, batch):
+        raise ValueError(
+            f"positions must be (queries,) or have a row for each of the {batch} rows of the "
+            f"batch, got {positions.shape[0]}"
         )
     if not is_causal and num_queries != num_keys:
         raise ValueError(

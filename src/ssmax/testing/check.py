@@ -60,7 +60,17 @@ def check_attention(
     ValueError or NotImplementedError, has refused the case: no answer is better than a wrong one.
     Any other exception is a failure.
     """
-    return Report([_judge(attention, case, tolerance) for case in cases or named_cases()])
+    return Report([_judge(attention, case, tolerance) for case in _or_all(cases)])
+
+
+def _or_all(cases: Iterable[Case] | None) -> Iterable[Case]:
+    return named_cases() if cases is None else cases
+
+
+def is_refusal(error: Exception) -> bool:
+    """True for an option that is not taken and for a call that is turned down, not for a bug."""
+    unknown_option = isinstance(error, TypeError) and "unexpected keyword" in str(error)
+    return unknown_option or isinstance(error, ValueError | NotImplementedError)
 
 
 def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
@@ -68,9 +78,8 @@ def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
     try:
         out = attention(case.q, case.k, case.v, case.s, **case.options)
     except Exception as error:
-        refused = isinstance(error, TypeError | ValueError | NotImplementedError)
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        verdict = "refused" if refused else "failed"
+        verdict = "refused" if is_refusal(error) else "failed"
         return Outcome(case=case.name, verdict=verdict, error=float("nan"), finding=message)
     if out.shape != exact.shape:
         finding = f"shape {tuple(out.shape)} instead of {tuple(exact.shape)}"

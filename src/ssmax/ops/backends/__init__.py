@@ -9,11 +9,10 @@ that sentence and never falls back to another.
 
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from ssmax.ops.backends import eager, flex, sdpa, varlen
-from ssmax.ops.backends.call import Call
+from ssmax.ops.backends.call import Call, autocast_dtype
 from ssmax.ops.visible import Visibility
 
 Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "flex", "eager"]
@@ -30,11 +29,14 @@ def attend(
     backend: Backend = "auto",
 ) -> Tensor:
     """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
-    q_BHTD, k_BGSD, v_BGSD = _autocast(q_BHTD, k_BGSD, v_BGSD)
+    if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
+        q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
     call = Call(q_BHTD, k_BGSD, v_BGSD, sight, scale, dropout_p)
     chosen = choose_backend(backend, call)
     if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:
-        return q_BHTD.sum() * v_BGSD.new_zeros(*q_BHTD.shape[:3], v_BGSD.shape[-1])
+        # Nothing to attend to: products over nothing are zeros and keep the graph whole.
+        k_BHSD, v_BHSD = call.repeated_heads()
+        return q_BHTD @ k_BHSD.transpose(-1, -2) @ v_BHSD
     match chosen:
         case "varlen":
             return varlen.attend(call)
@@ -44,15 +46,6 @@ def attend(
             return eager.attend(call)
         case _:
             return sdpa.attend(call, kernel=None if chosen == "auto" else chosen)
-
-
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What autocast does to scaled_dot_product_attention, for every backend alike."""
-    device = q.device.type
-    if not torch.is_autocast_enabled(device) or q.dtype == torch.float64:
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def choose_backend(backend: Backend, call: Call) -> Backend:

@@ -10,6 +10,19 @@ from torch import Tensor
 from ssmax.ops.visible import Visibility
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """What logits, factors and weights are computed in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def autocast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
+    """What autocast would make of scaled_dot_product_attention here; None where it is off."""
+    if dtype == torch.float64 or not torch.amp.is_autocast_available(device.type):
+        return None
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if enabled else None
+
+
 @dataclass(frozen=True)
 class Call:
     """A query that is scaled already, keys, values, and what is visible."""
@@ -29,7 +42,7 @@ class Call:
     @property
     def is_grouped(self) -> bool:
         """True where query heads share key heads."""
-        return self.q_BHTD.shape[1] != self.k_BGSD.shape[1]
+        return bool(self.q_BHTD.shape[1] != self.k_BGSD.shape[1])
 
     @property
     def needs_mask(self) -> bool:
@@ -42,9 +55,19 @@ class Call:
         tensors = (self.q_BHTD, self.k_BGSD, self.v_BGSD)
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
+    @property
+    def adds_wider_bias(self) -> bool:
+        """True where an additive mask is wider than the heads it is added to."""
+        bias = self.sight.bias
+        return (
+            bias is not None
+            and at_least_float32(self.q_BHTD.dtype) != self.q_BHTD.dtype
+            and (bias.dtype != self.q_BHTD.dtype)
+        )
+
     def repeated_heads(self) -> tuple[Tensor, Tensor]:
         """Keys and values repeated for every query head, for kernels that cannot group."""
-        group = self.q_BHTD.shape[1] // self.k_BGSD.shape[1]
+        group = self.q_BHTD.shape[1] // max(self.k_BGSD.shape[1], 1)
         if group == 1:
             return self.k_BGSD, self.v_BGSD
         return (

@@ -2,11 +2,13 @@
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
+import contextlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssmax.ops.backends.call import Call
+from ssmax.ops.backends.call import Call, at_least_float32
 from ssmax.ops.visible import Visibility
 
 
@@ -15,20 +17,28 @@ def attend(call: Call) -> Tensor:
     weights = attention_weights(call.q_BHTD, call.k_BGSD, call.sight, scale=call.scale)
     weights = F.dropout(weights, call.dropout_p)
     _, v_BHSD = call.repeated_heads()
-    return (weights @ v_BHSD.to(weights.dtype)).to(call.q_BHTD.dtype)
+    with _autocast_off(call.q_BHTD.device):
+        return (weights @ v_BHSD.to(weights.dtype)).to(call.q_BHTD.dtype)
 
 
 def attention_weights(
     q_BHTD: Tensor, k_BGSD: Tensor, sight: Visibility, *, scale: float | None = None
 ) -> Tensor:
-    """The weights themselves, (B, H, T, S), float32 or wider."""
-    wide = torch.promote_types(q_BHTD.dtype, torch.float32)
+    """The weights themselves, (B, H, T, S), float32 or wider, under autocast too."""
+    wide = at_least_float32(q_BHTD.dtype)
     q_BHTD = q_BHTD.to(wide) * (q_BHTD.shape[-1] ** -0.5 if scale is None else scale)
     k_BHSD = k_BGSD.repeat_interleave(q_BHTD.shape[1] // k_BGSD.shape[1], dim=1)
-    logits = q_BHTD @ k_BHSD.to(wide).transpose(-1, -2)
+    with _autocast_off(q_BHTD.device):
+        logits = q_BHTD @ k_BHSD.to(wide).transpose(-1, -2)
     visible = sight.visible_mask()
     if sight.bias is not None:
         logits = logits + sight.bias.masked_fill(sight.bias == -torch.inf, 0.0)
     # A blind query keeps its logits and is zeroed afterwards: softmax of nothing is NaN.
     blind = ~visible.any(-1, keepdim=True)
     return logits.masked_fill(~(visible | blind), -torch.inf).softmax(-1).masked_fill(blind, 0.0)
+
+
+def _autocast_off(device: torch.device):
+    if not torch.amp.is_autocast_available(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)

@@ -30,19 +30,20 @@ def attend(call: Call) -> Tensor:
             device=str(q_BHTD.device),
             _compile=compiles_itself,
         )
-    run = _compiled() if compiles_itself else flex_attention
+    run = functools.partial(
+        _compiled() if compiles_itself else flex_attention,
+        q_BHTD,
+        call.k_BGSD,
+        call.v_BGSD,
+        block_mask=block_mask,
+        scale=call.scale,
+        enable_gqa=call.is_grouped,
+    )
+    if torch.compiler.is_compiling():
+        return run()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        out = run(
-            q_BHTD,
-            call.k_BGSD,
-            call.v_BGSD,
-            block_mask=block_mask,
-            scale=call.scale,
-            enable_gqa=call.is_grouped,
-        )
-    assert isinstance(out, Tensor)
-    return out
+        return run()
 
 
 def why_not(call: Call) -> str | None:

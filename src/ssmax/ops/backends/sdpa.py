@@ -13,7 +13,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssmax.ops.backends.call import Call
-from ssmax.ops.visible import Span, values_are_readable, visibility
+from ssmax.ops.visible import (
+    ROWS_PER_BLOCK,
+    Span,
+    row_blocks,
+    values_are_readable,
+    visibility,
+)
 
 SDPA_KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -24,8 +30,7 @@ SDPA_KERNELS = {
 # cuDNN is the fastest on Hopper, and SDPA's own order would take flash before it.
 FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", "math")]
 
-# Queries under one explicit mask at a time: the mask is never queries x keys as a whole.
-CPU_ROWS_PER_BLOCK = 256
+# On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.
 CUDA_MASK_ELEMENTS = 1 << 28
 
 
@@ -60,7 +65,11 @@ def _run_rows(call: Call, kernel: str | None, rows: Span) -> Tensor:
     mask = visible
     if (bias := call.sight.bias_block(rows, keys)) is not None:
         mask = torch.where(visible, bias.masked_fill(bias == -torch.inf, 0.0), -torch.inf)
-        mask = mask.to(call.q_BHTD.dtype)
+        if call.adds_wider_bias:
+            # A float32 bias on half-precision heads is exact only where logits are explicit.
+            mask, kernel = mask.float(), "math" if call.on_gpu else kernel
+        else:
+            mask = mask.to(call.q_BHTD.dtype)
     out = _run(block, kernel, attn_mask=mask)
     return out if blind is None else out.masked_fill(blind, 0.0)
 
@@ -72,13 +81,16 @@ def _run(
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    k, v, enable_gqa = call.k_BGSD, call.v_BGSD, call.is_grouped
+    q, k, v, enable_gqa = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.is_grouped
+    if not call.on_gpu:
+        # Elsewhere than in the last dimension strides are free; there the fused kernel declines.
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if enable_gqa and not _groups_heads(call, kernel, attn_mask):
         (k, v), enable_gqa = call.repeated_heads(), False
 
     def run() -> Tensor:
         return F.scaled_dot_product_attention(
-            call.q_BHTD,
+            q,
             k,
             v,
             attn_mask=attn_mask,
@@ -93,11 +105,14 @@ def _run(
     if kernel is None:
         with sdpa_kernel(FASTEST_FIRST, set_priority=True):
             return run()
-    with sdpa_kernel(SDPA_KERNELS[kernel]), warnings.catch_warnings():
-        # PyTorch warns of every kernel that it was told not to use; the error below says it once.
-        warnings.simplefilter("ignore", UserWarning)
-        try:
+    with sdpa_kernel(SDPA_KERNELS[kernel]):
+        if torch.compiler.is_compiling():
             return run()
+        try:
+            with warnings.catch_warnings():
+                # PyTorch warns of every kernel that it was told not to use; the error says it once.
+                warnings.simplefilter("ignore", UserWarning)
+                return run()
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
@@ -122,16 +137,10 @@ def _is_fused_on_cpu(call: Call) -> bool:
 
 def _row_blocks(call: Call) -> Iterator[Span]:
     """Queries in blocks whose mask stays small."""
-    num_queries, num_keys = call.sight.num_queries, call.sight.num_keys
-    rows = CPU_ROWS_PER_BLOCK
-    if call.on_gpu:
-        rows = max(rows, CUDA_MASK_ELEMENTS // (call.q_BHTD.shape[0] * num_keys))
-    start = 0
-    # Compared, not counted: a graph made for one length then serves all of as many blocks.
-    while start < num_queries:
-        stop = start + rows if start + rows < num_queries else num_queries
-        yield start, stop
-        start += rows
+    if not call.on_gpu:
+        return row_blocks(call.sight.num_queries)
+    elements = call.q_BHTD.shape[0] * call.sight.num_keys
+    return row_blocks(call.sight.num_queries, max(ROWS_PER_BLOCK, CUDA_MASK_ELEMENTS // elements))
 
 
 def _documents(call: Call) -> list[Call] | None:
@@ -163,6 +172,8 @@ def why_not(call: Call, kernel: str) -> str | None:
     """Why this kernel cannot serve the call, as far as it is known beforehand."""
     if kernel in ("cudnn", "efficient") and not call.on_gpu:
         return f"it needs CUDA tensors, got {call.q_BHTD.device}"
+    if kernel in ("cudnn", "efficient") and call.adds_wider_bias:
+        return f"it takes an additive mask of q's dtype, {call.q_BHTD.dtype}"
     if kernel == "flash" and call.on_gpu and call.needs_mask:
         return "flash attention in SDPA takes no mask; 'varlen' does windows and packing"
     return None

@@ -32,7 +32,14 @@ def rope_scale(
         return rope_scale_inlined(q_BHTD, k_BGTD, cos, sin, factor_BHT)
     if choose_impl(impl, q_BHTD.device) == "reference":
         return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor_BHT)
-    return _rope_scale_op(q_BHTD, k_BGTD, _unit_stride(cos), _unit_stride(sin), factor_BHT)
+    if cos.requires_grad or sin.requires_grad:
+        raise ValueError(
+            "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
+        )
+    # One set of strides serves both tables.
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    return _rope_scale_op(q_BHTD, k_BGTD, cos, sin, factor_BHT)
 
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
@@ -111,10 +118,6 @@ def _kernels():
     from ssmax.ops.rope_scale import kernels
 
     return kernels
-
-
-def _unit_stride(table: Tensor) -> Tensor:
-    return table if table.stride(-1) == 1 else table.contiguous()
 
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from ssmax import apply_rope, rope_tables, visible_keys
 from ssmax.nn import RULES, KVCache, ProbeTable, RotaryEmbedding, SelfAttention
 from ssmax.ops.visible import visibility
-from ssmax.testing import oracle_attention
+from ssmax.testing import assert_no_worse_than, oracle_attention
 
 
 def make(**options) -> SelfAttention:
@@ -123,6 +123,17 @@ def _with_theta(theta):
     return make(theta=theta)
 
 
+def test_no_rotation_at_all():
+    """Without a position code, two equal tokens are one to a later query."""
+    layer = make(rotary_width=0)
+    assert layer.rotary.width == 0
+    row = x()
+    row[:, 3] = row[:, 2]
+    swapped = row[:, [1, 0, *range(2, 11)]]
+    torch.testing.assert_close(layer(row)[:, 4:], layer(swapped)[:, 4:], rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(make()(row)[:, 4:], make()(swapped)[:, 4:])
+
+
 def test_rotary_on_part_of_the_width():
     layer = make(rotary_width=4)
     assert layer.rotary(torch.arange(3))[0].shape == (3, 2)
@@ -180,7 +191,10 @@ def test_autocast_with_qk_norm(backend):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = layer(tokens)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), layer(tokens), rtol=0.1, atol=0.03)
+    exact = layer.double()(tokens.double())
+    with torch.autocast("cpu", enabled=False):
+        eager = layer.bfloat16()(tokens.bfloat16())
+    assert_no_worse_than(out, eager, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

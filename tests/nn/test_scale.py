@@ -57,10 +57,17 @@ def test_training_starts_where_softmax_is_on_average(rule):
     assert SSMaxScale(2, rule, train_length=64)(N).mean().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_test_time_rules_are_softmax_within_the_training_length():
-    for rule in ("qwen_logn", "yarn", "llama4", "ministral3"):
-        assert (SSMaxScale(2, rule, train_length=64)(N) == 1).all(), rule
-        assert (SSMaxScale(2, rule, train_length=64)(torch.tensor([10**6])) > 1).all(), rule
+def test_test_time_rules_are_softmax_within_their_length_and_sharper_beyond():
+    """Llama 4 counts n and steps at L0 itself, Ministral 3 the position and one token later."""
+    rules_and_last = {
+        SSMaxScale(2, "qwen_logn", train_length=64): 64,
+        SSMaxScale(2, "yarn", train_length=64): 64,
+        SSMaxScale(2, "llama4", floor_length=64): 63,
+        SSMaxScale(2, "ministral3", floor_length=64): 64,
+    }
+    for module, last in rules_and_last.items():
+        assert (module(torch.arange(1, last + 1)) == 1).all(), module
+        assert (module(torch.arange(last + 1, last + 9)) > 1).all(), module
 
 
 def test_rules_compute_what_the_functions_do():
@@ -89,9 +96,16 @@ def test_s_stays_float32_through_every_cast(cast):
 def test_a_meta_module_becomes_real():
     with torch.device("meta"):
         module = SSMaxScale(2, "ssmax", 64)
-    module = module.to_empty(device="cpu")
-    module.reset_parameters()
+        table = ProbeTable(8)
+    for part in (module, table):
+        part.to_empty(device="cpu")
+        part.reset_parameters()
     assert torch.equal(module.scale, torch.full((2,), initial_s(64)))
+    assert torch.equal(table.p, torch.ones(8))
+
+
+def test_a_shared_table_stays_float32_too():
+    assert ProbeTable(8).bfloat16().p.dtype == torch.float32
 
 
 def test_a_shared_table_is_owned_once():

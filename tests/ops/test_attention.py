@@ -223,10 +223,18 @@ def test_empty_and_single_rows(queries, keys, backend):
     assert ssmax_attention(q[:0], k[:0], v[:0], 0.3, is_causal=True).shape == (0, 4, queries, 8)
 
 
-def test_an_empty_call_still_reaches_the_gradients():
-    q = torch.randn(1, 2, 0, 8, requires_grad=True)
-    ssmax_attention(q, torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8), 0.3).sum().backward()
-    assert q.grad.shape == q.shape
+@pytest.mark.parametrize(("queries", "keys"), [(0, 3), (3, 0)])
+def test_an_empty_call_still_reaches_the_gradients(queries, keys):
+    q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (queries, keys, keys))
+    gradients = torch.autograd.grad(ssmax_attention(q, k, v, 0.3).sum(), (q, k, v))
+    assert all((g == 0).all() for g in gradients)
+
+
+def test_no_keys_give_zeros_whatever_the_query_holds():
+    q = torch.full((1, 2, 3, 8), 6e4, dtype=torch.float16)
+    q[0, 0, 0, 0] = torch.inf
+    nothing = torch.empty(1, 2, 0, 8, dtype=torch.float16)
+    assert (ssmax_attention(q, nothing, nothing, 0.3) == 0).all()
 
 
 def test_values_may_be_of_another_width():
@@ -267,8 +275,9 @@ def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
         assert_no_worse_than(out, eager, exact, name=backend)
 
 
+@pytest.mark.parametrize("backend", ["auto", "math", "eager"])
 @pytest.mark.parametrize("name", ["causal", "padded", "window"])
-def test_dropout_keeps_the_mean(name):
+def test_dropout_keeps_the_mean(name, backend):
     case = long_case(name, batch=2, heads=2, width=8, dtype=torch.float32)
     torch.manual_seed(0)
     plain = ssmax_attention(case.q, case.k, case.v, case.s, **case.options)
@@ -279,6 +288,65 @@ def test_dropout_keeps_the_mean(name):
     assert not torch.equal(runs[0], runs[1])
     mean_error = (torch.stack(runs).mean(0) - plain).mean().abs().item()
     assert mean_error < 0.01
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_float32_mask_on_half_precision_heads_is_not_rounded(dtype, backend):
+    """Positions times a slope: rounded to bfloat16, neighbours 256 keys out would be one."""
+    case = make_case("alibi", queries=512, dtype=dtype)
+    slope = torch.arange(512.0) * 0.7
+    inputs = (case.q, case.k, case.v, case.s)
+    out = ssmax_attention(*inputs, attn_mask=slope[None], backend=backend)
+    wide = [x.double() for x in inputs]
+    exact = ssmax_attention(*wide, attn_mask=slope[None].double(), backend="eager")
+    rounded = ssmax_attention(*wide, attn_mask=slope[None].bfloat16().double(), backend="eager")
+    error = (out.double() - exact).abs().max()
+    assert error < 0.1 * (rounded - exact).abs().max()
+
+
+def test_attention_rows_are_float32_under_autocast():
+    case = make_case("autocast", dtype=torch.float32, is_causal=True)
+    plain = attention_rows(case.q, case.k, case.s, [3, 8], is_causal=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        weights = attention_rows(case.q, case.k, case.s, [3, 8], is_causal=True)
+    assert torch.equal(weights, plain)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [torch.ones(1, 1, 1, LONG).bool(), torch.zeros(1, LONG), torch.ones(LONG, 1).bool()],
+    ids=["boolean", "additive", "by query"],
+)
+def test_a_mask_that_broadcasts_is_not_written_out(mask):
+    case = make_case("broadcast", batch=1, heads=2, queries=LONG, dtype=torch.float32)
+    with LargestTensor() as watch:
+        ssmax_attention(case.q, case.k, case.v, case.s, attn_mask=mask)
+        attention_rows(case.q, case.k, case.s, [5], attn_mask=mask)
+    assert watch.elements < 0.6 * LONG * LONG
+
+
+def test_channels_that_are_strides_apart_stay_on_the_fused_kernel():
+    case = make_case("strided", batch=1, heads=2, queries=LONG, dtype=torch.float32)
+    q, k, v = torch.stack((case.q, case.k, case.v), dim=-1).unbind(-1)
+    with LargestTensor() as watch:
+        ssmax_attention(q, k, v, case.s, is_causal=True)
+    assert watch.elements < 0.6 * LONG * LONG
+
+
+def test_shapes_can_be_had_without_data():
+    q = torch.empty(2, 4, 9, 8, device="meta")
+    assert ssmax_attention(q, q, q, 0.3, is_causal=True).shape == q.shape
+
+
+def test_a_batch_of_s_by_vmap():
+    q = torch.randn(1, 2, 5, 8)
+    values = torch.tensor([0.1, 0.5, 2.0])
+    together = torch.vmap(lambda s: ssmax_attention(q, q, q, s, is_causal=True, backend="math"))(
+        values
+    )
+    for s, out in zip(values, together, strict=True):
+        torch.testing.assert_close(out, ssmax_attention(q, q, q, s.item(), is_causal=True))
 
 
 def test_scale_is_sdpas():

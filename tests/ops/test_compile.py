@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from ssmax import rope_scale, rope_tables, ssmax_attention, ssmax_factor, visible_keys
+from ssmax import nn, rope_scale, rope_tables, ssmax_attention, ssmax_factor, visible_keys
 
 
 def attention_block(q, k, v, s, b, impl="auto"):
@@ -89,6 +89,74 @@ def test_packed_and_padded_rows_compile_without_a_break(device):
             rtol=1e-4,
             atol=1e-5,
         )
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flash", "eager"])
+def test_decoding_compiles_once_while_the_cache_grows(backend, device):
+    if device == "cuda" and backend == "flash":
+        pytest.skip("flash on CUDA has no float32")
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def compiled(q, k, v, s):
+        return ssmax_attention(q, k, v, s, is_causal=True, backend=backend)
+
+    s = torch.full((4,), 0.3, device=device)
+    for keys in (5, 6, 7, 8, 50, 300, 301):
+        q, k, v = (torch.randn(2, 4, n, 16, device=device) for n in (1, keys, keys))
+        eager = ssmax_attention(q, k, v, s, is_causal=True, backend=backend)
+        torch.testing.assert_close(compiled(q, k, v, s), eager, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("kind", ["growing", "preallocated"])
+def test_a_layer_with_a_cache_compiles(kind, device):
+    torch.compiler.reset()
+    layer = nn.SelfAttention(32, 4, num_key_heads=2, train_length=16).to(device).eval()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    row = torch.randn(1, 12, 32, device=device)
+    cache = nn.KVCache(1)
+    if kind == "preallocated":
+        cache = nn.KVCache.preallocated(
+            1, batch=1, num_key_heads=2, max_keys=12, head_width=8, device=device
+        )
+    pieces = []
+    with torch.no_grad():
+        for piece in row.split([4] + [1] * 8, dim=1):
+            pieces.append(compiled(piece, cache=cache))
+            cache.advance(piece.shape[1])
+        torch.testing.assert_close(torch.cat(pieces, 1), layer(row), rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_any_length_share_their_graphs(device):
+    """More queries than fit one block are masked at once there: no graph for each block count."""
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def compiled(q, k, v, s):
+        return ssmax_attention(q, k, v, s, is_causal=True, window=100)
+
+    s = torch.full((4,), 0.3, device=device)
+    for tokens in (200, 300, 600, 900, 1200, 1500, 1800, 2100, 2400, 2700):
+        q, k, v = (torch.randn(1, 4, tokens, 8, device=device) for _ in range(3))
+        compiled(q, k, v, s)
+    assert counter.frame_count <= 2
+
+
+def test_symbolic_from_the_start(device):
+    torch.compiler.reset()
+    compiled = torch.compile(ssmax_attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for heads, key_heads in ((4, 4), (4, 2), (6, 2)):
+        q, k = (
+            torch.randn(2, heads, 9, 8, device=device),
+            torch.randn(2, key_heads, 9, 8, device=device),
+        )
+        options = {"is_causal": True, "enable_gqa": True}
+        out = compiled(q, k, k, torch.full((heads,), 0.2, device=device), **options)
+        eager = ssmax_attention(q, k, k, 0.2, **options)
+        torch.testing.assert_close(out, eager, rtol=1e-4, atol=1e-5)
 
 
 FRESH = """

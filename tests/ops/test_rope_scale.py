@@ -179,6 +179,32 @@ def test_one_table_or_one_per_row(positions, device):
         torch.testing.assert_close(x, y)
 
 
+def test_tables_of_any_layout(device):
+    """cos and sin cut out of one tensor, or laid out differently from each other."""
+    inputs, (cos, sin), _ = make((2, 2, 2, 5, 8, 8), torch.float32, device)
+    both = torch.cat((cos, sin), dim=-1)
+    expected = rope_scale(inputs["q"], inputs["k"], cos, sin, inputs["factor"], impl="reference")
+    by_column = sin.t().contiguous().t()
+    for tables in (
+        (both[:, :4], both[:, 4:]),
+        (cos, both[:, 4:]),
+        (both[:, :4], sin),
+        (cos, by_column),
+    ):
+        out = rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="triton")
+        for x, y in zip(out, expected, strict=True):
+            torch.testing.assert_close(x, y)
+
+
+def test_a_rotary_width_of_zero_only_scales(device):
+    inputs, _, _ = make((2, 2, 1, 5, 8, 8), torch.float32, device)
+    tables = rope_tables(torch.arange(5, device=device), 0)
+    for impl in ("reference", "triton"):
+        q, k = rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl=impl)
+        torch.testing.assert_close(q, inputs["q"] * inputs["factor"].unsqueeze(-1))
+        assert torch.equal(k, inputs["k"])
+
+
 @pytest.mark.parametrize("empty", [(0, 2, 2, 5, 8, 8), (2, 2, 2, 0, 8, 8)], ids=str)
 def test_nothing_in_nothing_out(empty, device):
     inputs, tables, weights = make(empty, torch.float32, device)

@@ -129,6 +129,14 @@ def test_large_logits_neither_overflow_nor_become_nan(dtype):
     assert out[0].item() == pytest.approx(1.0, abs=1e-6)
 
 
+def test_the_definition_has_finite_gradients_under_a_mask():
+    z = torch.tensor([-1e4, -1e4 + 1, 0.0], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([True, True, False])
+    (gradient,) = torch.autograd.grad(ssmax_power(z, 1.0, mask=mask)[0], z)
+    (expected,) = torch.autograd.grad(ssmax(z, 1.0, mask=mask)[0], z)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_s_zero_is_uniform_and_a_negative_s_inverts():
     z = torch.tensor([0.0, 1.0, 2.0]).double()
     torch.testing.assert_close(ssmax(z, 0.0), torch.full((3,), 1 / 3).double())

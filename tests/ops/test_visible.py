@@ -79,6 +79,12 @@ def test_n_is_an_integer_and_at_least_one():
     assert visible_keys(0, 3, is_causal=True).tolist() == []
 
 
+def test_n_of_nothing():
+    empty = torch.empty(0, dtype=torch.int64)
+    for is_causal in (True, False):
+        assert visible_keys(0, 0, is_causal=is_causal, positions=empty).tolist() == []
+
+
 def test_num_visible_keys_counts_a_mask():
     mask = torch.tensor([[True, False, True], [False, False, False]])
     assert num_visible_keys(mask).tolist() == [2, 1]

@@ -10,6 +10,7 @@ from ssmax.testing import (
     Case,
     assert_no_worse_than,
     check_attention,
+    check_laws,
     named_cases,
     oracle_attention,
     oracle_mask,
@@ -48,6 +49,24 @@ def test_refused_and_failed_are_told_from_wrong():
     assert kinds["sliding window"] == "refused"
     assert not report.all_right and not report.wrong()
     assert "boom" in str(report)
+
+
+def test_a_bug_is_not_a_refusal_and_no_cases_are_none():
+    def buggy(q, k, v, s, **options):
+        return torch.log(3)
+
+    assert {o.verdict for o in check_attention(buggy).outcomes} == {"failed"}
+    assert check_attention(ssmax.ssmax_attention, []).outcomes == []
+
+    def causal_only(q, k, v, s, *, is_causal=False):
+        return ssmax.ssmax_attention(q, k, v, s, is_causal=is_causal)
+
+    assert check_laws(causal_only) == {}, "what is not taken is not broken"
+
+
+def test_the_oracle_knows_more_queries_than_keys():
+    mask = oracle_mask(4, 2, is_causal=True)
+    assert mask[0, 0].int().tolist() == [[0, 0], [0, 0], [1, 0], [1, 1]]
 
 
 def test_softmax_and_nan_are_recognised():

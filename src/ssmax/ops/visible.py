@@ -59,13 +59,12 @@ class Visibility:
     @property
     def is_plain_causal(self) -> bool:
         """True for the square causal triangle, which every kernel has built in."""
-        # bool(): under torch.compile a comparison of lengths is a symbol, which kernels refuse.
-        return (
-            self.is_interval
-            and self.is_causal
-            and self.start is None
-            and bool(self.num_queries == self.num_keys)
-        )
+        if not (self.is_interval and self.is_causal and self.start is None):
+            return False
+        # A branch: under torch.compile the comparison itself is a symbol, which kernels refuse.
+        if self.num_queries != self.num_keys:  # noqa: SIM103
+            return False
+        return True
 
     @property
     def may_hide_all(self) -> bool:
@@ -148,10 +147,10 @@ def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterat
 
     torch.compile gets them all at once: a graph for every number of blocks would be worse.
     """
-    if torch.compiler.is_compiling():
-        rows_per_block = num_queries
-    yield 0, min(rows_per_block, num_queries)
-    for start in range(rows_per_block, num_queries, max(rows_per_block, 1)):
+    if torch.compiler.is_compiling() or num_queries <= rows_per_block:
+        yield 0, num_queries
+        return
+    for start in range(0, num_queries, rows_per_block):
         yield start, min(start + rows_per_block, num_queries)
 
 

@@ -3,7 +3,7 @@
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -131,30 +131,34 @@ def random_case(rng: random.Random, *, dtype: torch.dtype | None = None, most: i
     seed = rng.randrange(1 << 30)
     batch, key_heads, group = rng.randint(1, 3), rng.randint(1, 2), rng.choice([1, 1, 2, 3])
     keys = rng.randint(1, most)
-    queries = rng.choice([keys, keys, 1, rng.randint(1, keys)])
+    queries = rng.choice([keys, keys, 1, rng.randint(1, keys), keys + rng.randint(1, 3)])
     options: dict[str, Any] = {"is_causal": rng.random() < 0.6}
     if rng.random() < 0.35:
         options["window"] = rng.choice(
             [rng.randint(1, keys + 1), (rng.randint(-1, keys), rng.randint(-1, keys))]
         )
     packing = rng.choice(["none", "none", "cu_seqlens", "positions"])
-    if packing == "cu_seqlens":
+    if packing == "cu_seqlens" and queries <= keys:
         cuts = sorted(rng.randint(0, keys) for _ in range(rng.randint(0, 3)))
         options["cu_seqlens"] = torch.tensor([0, *cuts, keys], dtype=torch.int32)
     if packing == "positions" and (options["is_causal"] or queries == keys):
-        rows = [_restarting(rng, keys)[keys - queries :] for _ in range(batch)]
+        rows = [_restarting(rng, max(keys, queries))[-queries:] for _ in range(batch)]
         options["positions"] = torch.tensor(rows if rng.random() < 0.7 else rows[0])
     if rng.random() < 0.4:
         side = rng.choice(["left", "right", "ragged"])
         lengths = [rng.randint(0, keys) for _ in range(batch)]
         options["key_padding_mask"] = _padding(lengths, keys, side=side, rng=rng)
     if not options["is_causal"] and rng.random() < 0.4:
-        options["attn_mask"] = _random_mask(rng, batch, key_heads * group, queries, keys, dtype)
+        mask_dtype = rng.choice([dtype, torch.promote_types(dtype, torch.float32)])
+        heads = key_heads * group
+        options["attn_mask"] = _random_mask(rng, batch, heads, queries, keys, mask_dtype)
     if rng.random() < 0.3:
         options["bias"] = torch.tensor([rng.uniform(-1, 1) for _ in range(key_heads * group)])
     if rng.random() < 0.2:
         options["scale"] = rng.uniform(0.05, 1.0)
-    return make_case(
+    if rng.random() < 0.1:
+        options["num_keys"] = rng.choice([rng.randint(1, 99), torch.arange(1, queries + 1)])
+    case = make_case(
         "random",
         batch=batch,
         heads=key_heads * group,
@@ -166,6 +170,9 @@ def random_case(rng: random.Random, *, dtype: torch.dtype | None = None, most: i
         seed=seed,
         **options,
     )
+    # s of any sign, zero, or one for all heads.
+    s = rng.choice([case.s, case.s, -case.s, 0.0 * case.s, case.s[0]])
+    return replace(case, s=s, **_laid_out(rng, case))
 
 
 def _padding(
@@ -204,6 +211,17 @@ def _random_mask(
         return visible
     added = torch.randn(shape, generator=generator) * rng.choice([0.0, 1.0])
     return torch.where(visible, added, -torch.inf).to(dtype)
+
+
+def _laid_out(rng: random.Random, case: Case) -> dict[str, Tensor]:
+    """The same heads, as projections and slices leave them in memory."""
+    layout = rng.choice(["plain", "plain", "projected", "strided"])
+    heads = {"q": case.q, "k": case.k, "v": case.v}
+    if layout == "projected":
+        return {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in heads.items()}
+    if layout == "strided":
+        return {n: torch.stack((x, x), dim=-1)[..., 0] for n, x in heads.items()}
+    return heads
 
 
 def _brief(value: Any) -> str:

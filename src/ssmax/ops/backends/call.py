@@ -42,7 +42,10 @@ class Call:
     @property
     def is_grouped(self) -> bool:
         """True where query heads share key heads."""
-        return bool(self.q_BHTD.shape[1] != self.k_BGSD.shape[1])
+        # A branch, not the comparison: see Visibility.is_plain_causal.
+        if self.q_BHTD.shape[1] != self.k_BGSD.shape[1]:  # noqa: SIM103
+            return True
+        return False
 
     @property
     def needs_mask(self) -> bool:

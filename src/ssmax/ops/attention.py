@@ -13,7 +13,12 @@ from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.call import at_least_float32, autocast_dtype
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import scale_query
-from ssmax.ops.scale import Number, check_no_nan, ssmax_factor
+from ssmax.ops.scale import (
+    Number,
+    check_no_nan,
+    check_num_keys,
+    unchecked_ssmax_factor,
+)
 from ssmax.ops.visible import Visibility, Window, values_are_readable, visibility
 
 
@@ -121,7 +126,7 @@ def _factor(
     n = sight.count().clamp_min(1) if num_keys is None else _check_num_keys(num_keys, q)
     if n.dim() < 3:
         n = n.unsqueeze(-2)
-    return ssmax_factor(
+    return unchecked_ssmax_factor(
         n,
         s.expand(num_heads).unsqueeze(-1),
         None if bias is None else bias.expand(num_heads).unsqueeze(-1),
@@ -202,6 +207,7 @@ def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
             f"num_keys must be a number or broadcast to ({num_queries} queries,), "
             f"({batch}, {num_queries}) or ({batch}, {heads}, {num_queries}), got {tuple(n.shape)}"
         )
+    check_num_keys(n)
     return n if n.dim() else n.expand(num_queries)
 
 

@@ -47,8 +47,16 @@ def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) 
     """s log n + b, the factor of Scalable-Softmax."""
     check_num_keys(num_keys)
     check_no_nan("s", s)
-    n, s, b = _per_head(num_keys, s, 0.0 if bias is None else bias)
-    return s * n.log() if bias is None else s * n.log() + b
+    return unchecked_ssmax_factor(num_keys, s, bias)
+
+
+def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
+    """The same for n that was counted and s that was looked at: reading them again takes time."""
+    if bias is None:
+        n, s = _per_head(num_keys, s)
+        return s * n.log()
+    n, s, b = _per_head(num_keys, s, bias)
+    return s * n.log() + b
 
 
 def softmax_factor(num_keys: int | Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ssmax.ops.scale import Number, check_no_nan, ssmax_factor
+from ssmax.ops.scale import Number, check_no_nan, unchecked_ssmax_factor
 
 
 def ssmax(
@@ -66,7 +66,9 @@ def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim:
     bias = None if bias is None else _along(z, "bias", bias, dim)
     # One more dimension than z: the values line up with z, none is taken for heads.
     n = num_visible.clamp_min(1).unsqueeze(0)
-    return ssmax_factor(n, s.unsqueeze(0), None if bias is None else bias.unsqueeze(0)).squeeze(0)
+    return unchecked_ssmax_factor(
+        n, s.unsqueeze(0), None if bias is None else bias.unsqueeze(0)
+    ).squeeze(0)
 
 
 def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:

@@ -238,7 +238,7 @@ class LM(nn.Module):
         positions = _positions(sight)
         return {
             "sight": sight,
-            "num_keys": sight.count().clamp_min(1),
+            "num_keys": sight.num_visible(),
             "rotary": self.rotary(positions),
         }
 

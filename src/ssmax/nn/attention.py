@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
                 device=x_BTC.device,
             )
         if num_keys is None:
-            num_keys = sight.count().clamp_min(1)
+            num_keys = sight.num_visible()
         if positions is None:
             positions = torch.arange(past, past + num_new, device=x_BTC.device)
         cos, sin = self.rotary(positions) if rotary is None else rotary

@@ -123,7 +123,7 @@ def _factor(
     num_heads = q.shape[1]
     s = _check_per_head("s", s, q)
     bias = None if bias is None else _check_per_head("bias", bias, q)
-    n = sight.count().clamp_min(1) if num_keys is None else _check_num_keys(num_keys, q)
+    n = sight.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
     if n.dim() < 3:
         n = n.unsqueeze(-2)
     return unchecked_ssmax_factor(

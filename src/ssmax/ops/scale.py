@@ -136,12 +136,11 @@ def check_num_keys(num_keys: int | Tensor) -> None:
 
 def check_no_nan(name: str, value: Number) -> None:
     """Raise on NaN, where the value can be read."""
-    is_nan = (
-        math.isnan(value)
-        if not isinstance(value, Tensor)
-        else (values_are_readable(value) and bool(value.isnan().any()))
-    )
-    if is_nan:
+    if isinstance(value, Tensor):
+        values = value.flatten().tolist() if values_are_readable(value) else []
+    else:
+        values = [value]
+    if any(map(math.isnan, values)):
         raise ValueError(f"{name} holds NaN; the training that made it has diverged")
 
 

@@ -8,7 +8,7 @@ O(queries + keys), and no queries x keys tensor is made.
 # B batch, H query heads, T queries, S keys
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,12 +32,11 @@ class Visibility:
     window: tuple[int, int]
     """(left, right) as FlashAttention writes it; -1 is unbounded."""
     cu_seqlens: Tensor | None
-    by_positions: bool
-    """True where positions tell the documents apart."""
-    start: Tensor | None
-    """First visible key, (T,) or (B, T); None where every query sees from the first key."""
-    stop: Tensor | None
-    """One past the last visible key, (T,) or (B, T); None where every query sees to the last."""
+    """Bounds of packed documents, int64, from 0 to the number of keys."""
+    positions: Tensor | None
+    """Places of the queries in their documents, int64, (T,) or (B, T)."""
+    rows_of: "tuple[Visibility, Tensor] | None" = None
+    """The visibility that these queries were chosen from, and which they are."""
     keep_BS: Tensor | None
     """True where a key is a token, False where it is padding."""
     mask: Tensor | None
@@ -47,6 +46,22 @@ class Visibility:
     device: torch.device
 
     @property
+    def bounds_start(self) -> bool:
+        """True where some query may not see the first key."""
+        in_documents = self.cu_seqlens is not None or self.positions is not None
+        return in_documents or self.rows_of is not None or 0 <= self.window[0] < self.num_keys - 1
+
+    @property
+    def bounds_stop(self) -> bool:
+        """True where some query may not see the last key; the only one of a decoding step does."""
+        if self.cu_seqlens is not None or self.rows_of is not None:
+            return True
+        is_bounded = self.is_causal or self.window[1] != UNBOUNDED
+        return (is_bounded and self.num_queries != 1) or (
+            self.positions is not None and not self.is_causal
+        )
+
+    @property
     def is_interval(self) -> bool:
         """True where no padding and no explicit mask punches holes into the interval."""
         return self.keep_BS is None and self.mask is None
@@ -54,12 +69,12 @@ class Visibility:
     @property
     def sees_all(self) -> bool:
         """True where every query is known to see every key."""
-        return self.is_interval and self.start is None and self.stop is None
+        return self.is_interval and not self.bounds_start and not self.bounds_stop
 
     @property
     def is_plain_causal(self) -> bool:
         """True for the square causal triangle, which every kernel has built in."""
-        if not (self.is_interval and self.is_causal and self.start is None):
+        if not (self.is_interval and self.is_causal) or self.bounds_start:
             return False
         # A branch: under torch.compile the comparison itself is a symbol, which kernels refuse.
         if self.num_queries != self.num_keys:  # noqa: SIM103
@@ -69,12 +84,23 @@ class Visibility:
     @property
     def may_hide_all(self) -> bool:
         """True where some query may see no key at all."""
-        return not self.is_interval or (self.stop is not None and self.num_queries > self.num_keys)
+        too_many = self.num_queries > self.num_keys or self.rows_of is not None
+        return not self.is_interval or (self.bounds_stop and too_many)
+
+    def num_visible(self) -> Tensor:
+        """n: the count, at least 1."""
+        return self.count().clamp_min(1) if self.may_hide_all or not self.num_keys else self.count()
 
     def count(self) -> Tensor:
         """n before the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under an explicit mask."""
         if self.mask is not None:
             return self._count_mask(self.mask)
+        if self.keep_BS is None and not self.bounds_start:
+            # The plain cases need no ends: counting costs one operation.
+            if not self.bounds_stop:
+                return torch.full((self.num_queries,), self.num_keys, device=self.device)
+            if self.is_causal and self.num_queries <= self.num_keys:
+                return self._index() + 1
         start, stop = self.ends()
         if self.keep_BS is None:
             return (stop - start).clamp_min(0)
@@ -85,7 +111,7 @@ class Visibility:
 
     def _count_mask(self, mask: Tensor) -> Tensor:
         """n under an explicit mask, (B | 1, H | 1, T), in blocks of queries that stay small."""
-        if mask.shape[-2] == 1 and self.start is None and self.stop is None:
+        if mask.shape[-2] == 1 and not self.bounds_start and not self.bounds_stop:
             first = self.visible_mask((0, min(self.num_queries, 1)))
             return first.sum(-1).expand(*first.shape[:2], self.num_queries)
         counts = [self.visible_mask(rows).sum(-1) for rows in row_blocks(self.num_queries)]
@@ -105,16 +131,12 @@ class Visibility:
         return visible
 
     def at(self, rows: Tensor) -> "Visibility":
-        """The same for chosen queries only: what remains is intervals, padding and a mask."""
-        start, stop = (end[..., rows] for end in self.ends())
+        """The same for chosen queries only."""
         mask, bias = (
             part if part is None or part.shape[-2] == 1 else part[..., rows, :]
             for part in (self.mask, self.bias)
         )
-        return replace(
-            self, num_queries=rows.numel(), is_causal=False, window=(UNBOUNDED, UNBOUNDED),
-            cu_seqlens=None, start=start, stop=stop, mask=mask, bias=bias,
-        )  # fmt: skip
+        return replace(self, num_queries=rows.numel(), rows_of=(self, rows), mask=mask, bias=bias)
 
     def bias_block(self, rows: Span, keys: Span) -> Tensor | None:
         """What an additive mask adds to these queries and keys."""
@@ -135,11 +157,34 @@ class Visibility:
         return start, max(stop, start + 1)
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """First and one past the last key of every query's interval."""
-        zeros = torch.zeros(self.num_queries, dtype=torch.int64, device=self.device)
-        start = zeros if self.start is None else self.start
-        stop = zeros + self.num_keys if self.stop is None else self.stop
-        return start, stop
+        """First and one past the last key of every query's interval, (T,) or (B, T)."""
+        if self.rows_of is not None:
+            origin, rows = self.rows_of
+            start, stop = origin.ends()
+            return start[..., rows], stop[..., rows]
+        index_T = self._index()
+        left, right = self.window
+        start, stop = torch.zeros_like(index_T), torch.full_like(index_T, self.num_keys)
+        if left != UNBOUNDED:
+            start = torch.maximum(start, index_T - left)
+        if self.is_causal:
+            stop = torch.minimum(stop, index_T + 1)
+        if right != UNBOUNDED:
+            stop = torch.minimum(stop, index_T + right + 1)
+        if self.cu_seqlens is not None:
+            bounds = self.cu_seqlens
+            document_T = torch.searchsorted(bounds[1:].contiguous(), index_T, right=True)
+            start = torch.maximum(start, bounds[document_T])
+            stop = torch.minimum(stop, bounds[document_T + 1])
+        if self.positions is not None:
+            start = torch.maximum(start, index_T - self.positions)
+            if not self.is_causal:
+                stop = torch.minimum(stop, _end_of_run(self.positions))
+        return start.clamp(0, self.num_keys), stop.clamp(0, self.num_keys)
+
+    def _index(self) -> Tensor:
+        """The key at which every query stands."""
+        return torch.arange(self.num_keys - self.num_queries, self.num_keys, device=self.device)
 
 
 def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Span]:
@@ -190,37 +235,14 @@ def visibility(
     if positions is not None:
         _check_positions(positions, is_causal, num_queries, num_keys, batch)
 
-    offset = num_keys - num_queries
-    index_T = torch.arange(offset, num_keys, device=device)
-    starts, stops = [], []
-    # What cannot hide a key is left out, so that kernels without a mask can serve the call:
-    # the only query of a decoding step is the last key and sees all that came before.
-    if is_causal and num_queries != 1:
-        stops.append(index_T + 1)
-    if 0 <= left < num_keys - 1:
-        starts.append(index_T - left)
-    if right != UNBOUNDED and num_queries != 1:
-        stops.append(index_T + right + 1)
-    if cu_seqlens is not None:
-        cu_seqlens = cu_seqlens.to(torch.int64)
-        document_T = torch.searchsorted(cu_seqlens[1:].contiguous(), index_T, right=True)
-        starts.append(cu_seqlens[document_T])
-        stops.append(cu_seqlens[document_T + 1])
-    if positions is not None:
-        positions = positions.to(torch.int64)
-        starts.append(index_T - positions)
-        if not is_causal:
-            stops.append(_end_of_run(positions))
     mask, bias = _mask_and_bias(attn_mask)
     return Visibility(
         num_queries=num_queries,
         num_keys=num_keys,
         is_causal=is_causal,
         window=(left, right),
-        cu_seqlens=cu_seqlens,
-        by_positions=positions is not None,
-        start=_clamp(_fold(torch.maximum, starts), num_keys),
-        stop=_clamp(_fold(torch.minimum, stops), num_keys),
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int64),
+        positions=None if positions is None else positions.to(torch.int64),
         keep_BS=key_padding_mask,
         mask=mask,
         bias=bias,
@@ -271,7 +293,7 @@ def visible_keys(
         positions=positions,
         device=device,
     )
-    return sight.count().clamp_min(1)
+    return sight.num_visible()
 
 
 def values_are_readable(tensor: Tensor) -> bool:
@@ -321,19 +343,6 @@ def _end_of_run(positions: Tensor) -> Tensor:
     next_start = torch.where(restarts, index, length).flip(-1)
     next_start = next_start.cummin(-1).values.flip(-1) if length > 1 else next_start
     return torch.nn.functional.pad(next_start, (0, 1), value=length)
-
-
-def _fold(reduce: Callable[[Tensor, Tensor], Tensor], ends: list[Tensor]) -> Tensor | None:
-    if not ends:
-        return None
-    result = ends[0]
-    for end in ends[1:]:
-        result = reduce(result, end)
-    return result
-
-
-def _clamp(end: Tensor | None, num_keys: int) -> Tensor | None:
-    return None if end is None else end.clamp(0, num_keys)
 
 
 def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) -> torch.device:

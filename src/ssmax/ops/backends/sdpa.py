@@ -148,7 +148,7 @@ def _documents(call: Call) -> list[Call] | None:
     sight = call.sight
     assert sight.cu_seqlens is not None
     square = sight.num_queries == sight.num_keys
-    if not (square and sight.is_interval and not sight.by_positions):
+    if not (square and sight.is_interval and sight.positions is None):
         return None
     if not values_are_readable(sight.cu_seqlens):
         return None

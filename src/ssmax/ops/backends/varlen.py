@@ -60,7 +60,7 @@ def why_not(call: Call) -> str | None:
         return "it has no dropout"
     if not sight.is_interval:
         return "it takes no padding and no explicit mask"
-    if sight.by_positions:
+    if sight.positions is not None:
         return "it takes documents as cu_seqlens, not as positions"
     if sight.num_queries > sight.num_keys:
         return f"it needs a key per query, got {sight.num_queries} for {sight.num_keys}"

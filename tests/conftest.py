@@ -10,7 +10,7 @@ if not HAS_GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import hypothesis  # noqa: E402 (Triton's variable comes first)
-import pytest  # noqa: E402
+import pytest  # noqa: E402 (likewise)
 
 hypothesis.settings.register_profile("ci", max_examples=2_000, deadline=None, print_blob=True)
 hypothesis.settings.register_profile(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssmax import attention_rows, ssmax_attention
 from ssmax.ops.backends import choose_backend
@@ -11,6 +10,7 @@ from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import visibility
 from ssmax.testing import (
     LAWS,
+    LargestTensor,
     assert_no_worse_than,
     check_attention,
     naive_attention,
@@ -60,21 +60,6 @@ def test_long_rows_agree_with_eager(name, backend):
     eager = ssmax_attention(case.q, case.k, case.v, case.s, **case.options, backend="eager")
     out = ssmax_attention(case.q, case.k, case.v, case.s, **case.options, backend=backend)
     torch.testing.assert_close(out, eager, rtol=1e-9, atol=1e-10)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Watches for the largest tensor that any operation makes."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(
-                    self.elements, tensor.untyped_storage().nbytes() // tensor.itemsize
-                )
-        return out
 
 
 @pytest.mark.parametrize("extra", [{}, {"key_heads": 2}, {"dropout_p": 0.1}], ids=str)

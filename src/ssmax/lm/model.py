@@ -252,10 +252,9 @@ class LM(nn.Module):
 
 def _positions(sight: Visibility) -> Tensor:
     """Position of every new token in its own document, padding not counted: (T,) or (B, T)."""
-    index_T = torch.arange(sight.num_keys - sight.num_queries, sight.num_keys, device=sight.device)
+    index_T = sight.index()
     if sight.keep_BS is not None:
         return (sight.keep_BS.cumsum(-1) - 1).clamp_min(0)[:, index_T]
     if sight.cu_seqlens is not None:
-        document_T = torch.searchsorted(sight.cu_seqlens[1:].contiguous(), index_T, right=True)
-        return index_T - sight.cu_seqlens[document_T]
+        return index_T - sight.documents()[0]
     return index_T

@@ -77,7 +77,7 @@ class Visibility:
         if not (self.is_interval and self.is_causal) or self.bounds_start:
             return False
         # A branch: under torch.compile the comparison itself is a symbol, which kernels refuse.
-        if self.num_queries != self.num_keys:  # noqa: SIM103
+        if self.num_queries != self.num_keys:  # noqa: SIM103 (a branch on purpose)
             return False
         return True
 
@@ -100,7 +100,7 @@ class Visibility:
             if not self.bounds_stop:
                 return torch.full((self.num_queries,), self.num_keys, device=self.device)
             if self.is_causal and self.num_queries <= self.num_keys:
-                return self._index() + 1
+                return self.index() + 1
         start, stop = self.ends()
         if self.keep_BS is None:
             return (stop - start).clamp_min(0)
@@ -162,7 +162,7 @@ class Visibility:
             origin, rows = self.rows_of
             start, stop = origin.ends()
             return start[..., rows], stop[..., rows]
-        index_T = self._index()
+        index_T = self.index()
         left, right = self.window
         start, stop = torch.zeros_like(index_T), torch.full_like(index_T, self.num_keys)
         if left != UNBOUNDED:
@@ -172,17 +172,21 @@ class Visibility:
         if right != UNBOUNDED:
             stop = torch.minimum(stop, index_T + right + 1)
         if self.cu_seqlens is not None:
-            bounds = self.cu_seqlens
-            document_T = torch.searchsorted(bounds[1:].contiguous(), index_T, right=True)
-            start = torch.maximum(start, bounds[document_T])
-            stop = torch.minimum(stop, bounds[document_T + 1])
+            first_T, last_T = self.documents()
+            start, stop = torch.maximum(start, first_T), torch.minimum(stop, last_T)
         if self.positions is not None:
             start = torch.maximum(start, index_T - self.positions)
             if not self.is_causal:
                 stop = torch.minimum(stop, _end_of_run(self.positions))
         return start.clamp(0, self.num_keys), stop.clamp(0, self.num_keys)
 
-    def _index(self) -> Tensor:
+    def documents(self) -> tuple[Tensor, Tensor]:
+        """First and one past the last key of the packed document around every query, (T,)."""
+        assert self.cu_seqlens is not None
+        document_T = torch.searchsorted(self.cu_seqlens[1:].contiguous(), self.index(), right=True)
+        return self.cu_seqlens[document_T], self.cu_seqlens[document_T + 1]
+
+    def index(self) -> Tensor:
         """The key at which every query stands."""
         return torch.arange(self.num_keys - self.num_queries, self.num_keys, device=self.device)
 

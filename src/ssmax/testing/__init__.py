@@ -11,10 +11,12 @@ from ssmax.testing.cases import Case, named_cases, random_case
 from ssmax.testing.check import Outcome, Report, check_attention
 from ssmax.testing.laws import LAWS, check_laws
 from ssmax.testing.oracle import naive_attention, oracle_attention, oracle_mask
+from ssmax.testing.watch import LargestTensor
 
 __all__ = [
     "LAWS",
     "Case",
+    "LargestTensor",
     "Outcome",
     "Report",
     "assert_no_worse_than",

@@ -43,7 +43,7 @@ class Call:
     def is_grouped(self) -> bool:
         """True where query heads share key heads."""
         # A branch, not the comparison: see Visibility.is_plain_causal.
-        if self.q_BHTD.shape[1] != self.k_BGSD.shape[1]:  # noqa: SIM103
+        if self.q_BHTD.shape[1] != self.k_BGSD.shape[1]:  # noqa: SIM103 (a branch on purpose)
             return True
         return False
 

@@ -47,6 +47,8 @@ from ssmax.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 ROUNDS = {"cuda": 5, "cpu": 15}
+# A decoding step takes microseconds, and the clock drifts by percents: more, shorter turns.
+DECODE_ROUNDS = 15
 YARDSTICK = "softmax (yardstick)"
 FLEX = "flex score_mod"
 CLOSE = (YARDSTICK, "ours", "q scaled, compiled", "q scaled, eager")
@@ -130,14 +132,23 @@ def make_inputs(shape: Shape, device: str, dtype: torch.dtype) -> Inputs:
         cos=cos,
         sin=sin,
         n=visible_keys(shape.queries, shape.keys, is_causal=True, device=device),
-        grad=torch.randn(q.shape, device=device, dtype=dtype, generator=generator),
+        grad=for_projection(heads(shape.heads, shape.queries)).detach(),
     )
+
+
+def for_projection(out: Tensor) -> Tensor:
+    """(B, T, H D), as the output projection takes it; its gradient comes back laid out like this.
+
+    A copy where the attention left its output as (B, H, T, D) in memory, as in any model.
+    """
+    return out.transpose(1, 2).flatten(2)
 
 
 def fastest_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped, is_causal = q.shape[1] != k.shape[1], q.shape[2] > 1
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=grouped)
+    return for_projection(out)
 
 
 def rotated(x: Inputs) -> tuple[Tensor, Tensor]:
@@ -145,33 +156,39 @@ def rotated(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def keys_of(x: Inputs, k_new: Tensor) -> Tensor:
-    """The keys to attend to; in decoding the new key is made too, and the cache is attended to."""
+    """The keys to attend to: in decoding the cache, though the new key is made too.
+
+    Competitors return the new key, so that none leaves it out, but detached: as an output with a
+    gradient it would cost each of them a tensor of zeros, and a sum, that no model has.
+    """
     return k_new if x.k_new is x.k else x.k
 
 
 def sdpa_on_cpu(x: Inputs) -> tuple[Tensor, Tensor]:
-    return F.scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True), x.k
+    out = F.scaled_dot_product_attention(x.q, x.k, x.v, is_causal=True)
+    return for_projection(out), x.k
 
 
 def ours_on_cpu(x: Inputs) -> tuple[Tensor, Tensor]:
-    return ssmax_attention(x.q, x.k, x.v, x.s, bias=x.b, is_causal=True), x.k
+    out = ssmax_attention(x.q, x.k, x.v, x.s, bias=x.b, is_causal=True)
+    return for_projection(out), x.k
 
 
 def yardstick(x: Inputs) -> tuple[Tensor, Tensor]:
     q, k = rotated(x)
-    return fastest_softmax(q, keys_of(x, k), x.v), k
+    return fastest_softmax(q, keys_of(x, k), x.v), k.detach()
 
 
 def ours(x: Inputs) -> tuple[Tensor, Tensor]:
     q, k = rope_scale(x.q, x.k_new, x.cos, x.sin, ssmax_factor(x.n, x.s, x.b))
     sight = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
-    return attend(q, keys_of(x, k), x.v, sight), k
+    return for_projection(attend(q, keys_of(x, k), x.v, sight)), k.detach()
 
 
 def scaled_query(rotate: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs):
     q, k = rotate(x)
     q = (q * ssmax_factor(x.n, x.s, x.b).unsqueeze(-1)).to(q.dtype)
-    return fastest_softmax(q, keys_of(x, k), x.v), k
+    return fastest_softmax(q, keys_of(x, k), x.v), k.detach()
 
 
 def flex_score_mod(x: Inputs, *, block_mask, from_table: bool) -> tuple[Tensor, Tensor]:
@@ -186,9 +203,8 @@ def flex_score_mod(x: Inputs, *, block_mask, from_table: bool) -> tuple[Tensor, 
 
     grouped = q.shape[1] != k.shape[1]
     keys = keys_of(x, k)
-    return flex_attention(
-        q, keys, x.v, score_mod=scaled, block_mask=block_mask, enable_gqa=grouped
-    ), k
+    out = flex_attention(q, keys, x.v, score_mod=scaled, block_mask=block_mask, enable_gqa=grouped)
+    return for_projection(out), k.detach()
 
 
 def explicit_logits(softmax: Callable[[Tensor], Tensor] | None, x: Inputs):
@@ -202,7 +218,7 @@ def explicit_logits(softmax: Callable[[Tensor], Tensor] | None, x: Inputs):
         hidden = torch.ones(z.shape[-2:], dtype=torch.bool, device=z.device).triu(1)
         z = z.masked_fill(hidden, -torch.inf)
     weights = z.softmax(-1) if softmax is None else softmax(z)
-    return weights.to(v.dtype) @ v, k_new
+    return for_projection(weights.to(v.dtype) @ v), k_new.detach()
 
 
 def competitors(x: Inputs) -> dict[str, Callable[[Inputs], tuple[Tensor, Tensor]]]:
@@ -260,7 +276,8 @@ def error_on_sampled_queries(out: Tensor, x: Inputs, *, softmax: bool) -> float:
         seen = torch.arange(k.shape[2], device=q.device) < x.n[rows].unsqueeze(-1)
         weights = z.masked_fill(~seen, -torch.inf).softmax(-1)
         exact = weights @ x.v[:1].double().repeat_interleave(group, 1)
-        return ((out[:1, :, rows].double() - exact).abs().max() / exact.abs().max()).item()
+        error = (out[:1, rows].double() - for_projection(exact)).abs().max()
+        return (error / exact.abs().max()).item()
 
 
 def forward(function: Callable, x: Inputs) -> None:
@@ -273,7 +290,9 @@ def forward_backward(function: Callable, x: Inputs) -> None:
     torch.autograd.grad(out, x.learnt, x.grad, allow_unused=True)
 
 
-def milliseconds(run: Callable[[], None], *, on_gpu: bool, as_graph: bool) -> float:
+def milliseconds(
+    run: Callable[[], None], *, on_gpu: bool, as_graph: bool, turn_ms: int = 30
+) -> float:
     """Median of one turn, on the GPU of a CUDA graph: the time of the kernels.
 
     Launching from the host takes longer than the smallest shapes run; a training step hides that
@@ -284,7 +303,7 @@ def milliseconds(run: Callable[[], None], *, on_gpu: bool, as_graph: bool) -> fl
     import triton.testing
 
     if as_graph:
-        return triton.testing.do_bench_cudagraph(run, rep=30, return_mode="median")
+        return triton.testing.do_bench_cudagraph(run, rep=turn_ms, return_mode="median")
     torch.cuda.synchronize()
     start = time.perf_counter()
     run()
@@ -342,14 +361,17 @@ def measure(shape: Shape, mode: str, device: str, provenance: Provenance) -> lis
     if not errors["ours"] < tolerance:
         raise SystemExit(f"ours is wrong at {shape}: error {errors['ours']:.1e}; nothing was timed")
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS[device]):
+    for turn in range(DECODE_ROUNDS if mode == "decode" else ROUNDS[device]):
         # Each follows another in every turn: what ran before leaves the chip warmer or cooler.
         for name in random.Random(turn).sample(list(runs), len(runs)):
             # The slow ones are slower by factors, not by percents: one turn tells enough.
             if turn and times[name][0] > 3 * times[YARDSTICK][0]:
                 continue
             as_graph = name in CLOSE or mode == "decode"
-            times[name].append(milliseconds(runs[name], on_gpu=on_gpu, as_graph=as_graph))
+            turn_ms = 10 if mode == "decode" else 30
+            times[name].append(
+                milliseconds(runs[name], on_gpu=on_gpu, as_graph=as_graph, turn_ms=turn_ms)
+            )
     base = statistics.median(times[YARDSTICK])
     base_peak = peaks[YARDSTICK]
     rows = []
@@ -387,7 +409,7 @@ def main() -> None:
     plan = [(shape, mode) for shape in shapes for mode in ("forward", "forward+backward")]
     plan += [(shape, "decode") for shape in CUDA_DECODE] if device == "cuda" else []
     provenance = Provenance.here(
-        config={"plan": plan, "rounds": ROUNDS[device]}, device=name, seed=SEED
+        config={"plan": plan, "rounds": (ROUNDS[device], DECODE_ROUNDS)}, device=name, seed=SEED
     )
     for shape, mode in plan[:1] if arguments.quick else plan:
         append_csv(arguments.out, measure(shape, mode, device, provenance))

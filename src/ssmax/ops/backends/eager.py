@@ -39,6 +39,6 @@ def attention_weights(
 
 
 def _autocast_off(device: torch.device):
-    if not torch.amp.is_autocast_available(device.type):
+    if device.type == "meta":
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.ops.rope import check_tables
-from ssmax.ops.rope_scale.reference import rope_scale_inlined, rope_scale_reference
+from ssmax.ops.rope_scale.reference import rope_scale_reference
 
 Impl = Literal["auto", "reference", "triton"]
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -27,11 +27,12 @@ def rope_scale(
     `factor` broadcasts to (B, H, T). Differentiable in q, k and factor. A named impl never falls
     back to another.
     """
-    factor_BHT = _check(q_BHTD, k_BGTD, cos, sin, factor)
-    if impl == "auto" and q_BHTD.is_cuda and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling():
-        return rope_scale_inlined(q_BHTD, k_BGTD, cos, sin, factor_BHT)
-    if choose_impl(impl, q_BHTD.device) == "reference":
-        return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor_BHT)
+    factor = _check(q_BHTD, k_BGTD, cos, sin, factor)
+    # torch.compile makes one kernel of the twin and of what the factor comes from; ours would be a
+    # second launch, and launches are what a decoding step costs.
+    is_step = impl == "auto" and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling()
+    if is_step or choose_impl(impl, q_BHTD.device) == "reference":
+        return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor)
     if cos.requires_grad or sin.requires_grad:
         raise ValueError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
@@ -39,7 +40,7 @@ def rope_scale(
     # One set of strides serves both tables.
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
-    return _rope_scale_op(q_BHTD, k_BGTD, cos, sin, factor_BHT)
+    return _rope_scale_op(q_BHTD, k_BGTD, cos, sin, factor)
 
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
@@ -48,8 +49,8 @@ def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
         wide = torch.promote_types(q_BHTD.dtype, factor_BHT.dtype)
         return (q_BHTD.to(wide) * factor_BHT.unsqueeze(-1)).to(q_BHTD.dtype)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
-    factor_BHT = factor_BHT.expand(q_BHTD.shape[:3])
-    return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor_BHT)[0]
+    factor = _for_every_head_and_token(factor_BHT, q_BHTD)
+    return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor)[0]
 
 
 def choose_impl(impl: Impl, device: torch.device) -> Impl:
@@ -93,8 +94,8 @@ def _(q, k, cos, sin, factor):
 
 @_rope_scale_backward_op.register_fake
 def _(dq_out, dk_out, q, cos, sin, factor):
-    shape = dq_out.shape[:3] if q is not None else (0, 0, 0)
-    return torch.empty_like(dq_out), torch.empty_like(dk_out), factor.new_empty(shape)
+    dfactor = factor.new_empty(factor.shape if q is not None else 0)
+    return torch.empty_like(dq_out), torch.empty_like(dk_out), dfactor
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -121,7 +122,7 @@ def _kernels():
 
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Tensor:
-    """Raise on what cannot be rotated and scaled; the factor, expanded to (B, H, T)."""
+    """Raise on what cannot be rotated and scaled; the factor, expanded to (B or 1, H, T)."""
     check_tables(q, cos, sin)
     check_tables(k, cos, sin)
     if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
@@ -135,9 +136,15 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Te
         raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
     try:
-        return factor.expand(q.shape[:3])
+        return _for_every_head_and_token(factor, q)
     except RuntimeError:
         raise ValueError(
             f"factor must broadcast to (batch, query heads, tokens) = {tuple(q.shape[:3])}, "
             f"got {tuple(factor.shape)}"
         ) from None
+
+
+def _for_every_head_and_token(factor: Tensor, q: Tensor) -> Tensor:
+    """(B, H, T), or (1, H, T) where the rows share it: then it is read once for all of them."""
+    is_shared = factor.dim() < 3 or factor.shape[0] == 1
+    return factor.expand(1 if is_shared else q.shape[0], *q.shape[1:3])

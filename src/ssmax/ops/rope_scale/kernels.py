@@ -1,9 +1,10 @@
 """The Triton kernel of rope_scale, and nothing else that touches a GPU.
 
 One kernel serves both directions: the gradient of a rotation is the rotation turned back, that of a
-product with the factor is the same product. One program owns a few tokens of one row and a few
-heads of q or of k, so that cos and sin are read once for those heads. Every output element is
-written by exactly one program and nothing is added atomically: two runs give the same bits.
+product with the factor is the same product. One program owns a few tokens of one head of q or of k
+in a few rows of the batch: tables and factors that the rows share are read once for all of them,
+and the factor's gradient leaves the program summed over them. Every output element is written by
+exactly one program and nothing is added atomically: two runs give the same bits.
 Arithmetic is float32 (float64 for float64 inputs) with one rounding at the store; offsets are
 64-bit before any product of strides.
 """
@@ -19,29 +20,38 @@ from torch import Tensor
 
 # Measured on an H200 (LOG.md): within 3 % of the best in both directions at head widths 64 and 128.
 TOKENS_PER_PROGRAM = 16
-HEADS_PER_PROGRAM = 2
+ROWS_PER_PROGRAM = 8
 WARPS_PER_PROGRAM = 4
+LOADS_AHEAD = 2
 
 
 @triton.jit
-def _load(pointer, mask, WIDE: tl.constexpr):
-    return tl.load(pointer, mask=mask, other=0.0).to(WIDE)
+def _load(pointer, mask, other, WIDE: tl.constexpr):
+    return tl.load(pointer, mask=mask, other=other).to(WIDE)
 
 
-@triton.jit(do_not_specialize=["T", "blocks_per_row"])
+@triton.jit
+def _load_tables(p_cos, p_sin, o_table, mask, WIDE: tl.constexpr, BACKWARD: tl.constexpr):
+    b_cos = _load(p_cos + o_table, mask, 0.0, WIDE)
+    b_sin = _load(p_sin + o_table, mask, 0.0, WIDE)
+    return b_cos, -b_sin if BACKWARD else b_sin
+
+
+@triton.jit(do_not_specialize=["B", "T", "blocks_per_row"])
 def _turn_kernel(
     p_q, p_k, p_cos, p_sin, p_factor, p_q_out, p_k_out, p_saved_q, p_dfactor,
-    T, blocks_per_row, H, G,
+    B, T, blocks_per_row, H,
     q_b, q_h, q_t, k_b, k_h, k_t,
     qo_b, qo_h, qo_t, ko_b, ko_h, ko_t,
     c_b, c_t, f_b, f_h, f_t,
     sq_b, sq_h, sq_t, df_b, df_h,
     HALF: tl.constexpr, REST: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
-    BLOCK_T: tl.constexpr, HEADS: tl.constexpr, DOUBLE: tl.constexpr,
+    BLOCK_T: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, DOUBLE: tl.constexpr,
+    ONE_TABLE: tl.constexpr, ONE_FACTOR: tl.constexpr,
     BACKWARD: tl.constexpr, NEEDS_DFACTOR: tl.constexpr,
 ):  # fmt: skip
     WIDE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    i_b = (tl.program_id(0) // blocks_per_row).to(tl.int64)
+    i_chunk = (tl.program_id(0) // blocks_per_row).to(tl.int64)
     o_t = (tl.program_id(0) % blocks_per_row).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     m_t = o_t < T
     o_low = tl.arange(0, BLOCK_HALF)[None, :]
@@ -49,61 +59,77 @@ def _turn_kernel(
     o_rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
     m_half = m_t[:, None] & (o_low < HALF)
     m_rest = m_t[:, None] & (o_rest < 2 * HALF + REST)
-    if HALF > 0:
-        o_table = i_b * c_b + o_t[:, None] * c_t + o_low
-        b_cos = _load(p_cos + o_table, m_half, WIDE)
-        b_sin = _load(p_sin + o_table, m_half, WIDE)
-        if BACKWARD:
-            b_sin = -b_sin
+    o_table = o_t[:, None] * c_t + o_low
+    if HALF > 0 and ONE_TABLE:
+        b_cos, b_sin = _load_tables(p_cos, p_sin, o_table, m_half, WIDE, BACKWARD)
 
-    i_group = tl.program_id(1)
-    query_groups = tl.cdiv(H, HEADS)
-    is_query = i_group < query_groups
+    i_h = tl.program_id(1).to(tl.int64)
+    is_query = i_h < H
+    # Keys have the factor 1, and nothing to read or write for its gradient.
+    m_query = o_t < tl.where(is_query, T, 0)
+    m_query_half = m_query[:, None] & (o_low < HALF)
+    m_query_rest = m_query[:, None] & (o_rest < 2 * HALF + REST)
     if is_query:
         p_x, x_b, x_h, x_t = p_q, q_b, q_h, q_t
         p_y, y_b, y_h, y_t = p_q_out, qo_b, qo_h, qo_t
-        first_head, num_heads = i_group * HEADS, H
     else:
+        i_h -= H
         p_x, x_b, x_h, x_t = p_k, k_b, k_h, k_t
         p_y, y_b, y_h, y_t = p_k_out, ko_b, ko_h, ko_t
-        first_head, num_heads = (i_group - query_groups) * HEADS, G
 
-    for i in tl.static_range(HEADS):
-        i_h = (first_head + i).to(tl.int64)
-        if i_h < num_heads:
-            p_row = p_x + i_b * x_b + i_h * x_h + o_t[:, None] * x_t
-            p_row_out = p_y + i_b * y_b + i_h * y_h + o_t[:, None] * y_t
-            p_row_q = p_saved_q + i_b * sq_b + i_h * sq_h + o_t[:, None] * sq_t
-            b_factor = tl.full((BLOCK_T, 1), 1.0, dtype=WIDE)
-            if is_query:
-                b_factor = _load(p_factor + i_b * f_b + i_h * f_h + o_t * f_t, m_t, WIDE)[:, None]
-            b_dfactor = tl.zeros((BLOCK_T,), dtype=WIDE)
-            if HALF > 0:
-                b_low = _load(p_row + o_low, m_half, WIDE)
-                b_high = _load(p_row + o_high, m_half, WIDE)
-                b_low_turned = b_low * b_cos - b_high * b_sin
-                b_high_turned = b_high * b_cos + b_low * b_sin
-                tl.store(p_row_out + o_low, b_low_turned * b_factor, mask=m_half)
-                tl.store(p_row_out + o_high, b_high_turned * b_factor, mask=m_half)
-                if NEEDS_DFACTOR and is_query:
-                    b_q_low = _load(p_row_q + o_low, m_half, WIDE)
-                    b_q_high = _load(p_row_q + o_high, m_half, WIDE)
-                    b_dfactor += tl.sum(b_low_turned * b_q_low + b_high_turned * b_q_high, axis=1)
-            if REST > 0:
-                b_rest = _load(p_row + o_rest, m_rest, WIDE)
-                tl.store(p_row_out + o_rest, b_rest * b_factor, mask=m_rest)
-                if NEEDS_DFACTOR and is_query:
-                    b_dfactor += tl.sum(b_rest * _load(p_row_q + o_rest, m_rest, WIDE), axis=1)
-            if NEEDS_DFACTOR and is_query:
-                tl.store(p_dfactor + i_b * df_b + i_h * df_h + o_t, b_dfactor, mask=m_t)
+    p_head_factor = p_factor + i_h * f_h + o_t * f_t
+    p_head_dfactor = p_dfactor + i_h * df_h + o_t
+    if ONE_FACTOR:
+        b_factor = _load(p_head_factor, m_query, 1.0, WIDE)[:, None]
+    b_product = tl.zeros((BLOCK_T, BLOCK_HALF), dtype=WIDE)
+    b_product_rest = tl.zeros((BLOCK_T, BLOCK_REST), dtype=WIDE)
+    last = tl.minimum(i_chunk * ROWS + ROWS, B)
+    for i_b in tl.range(i_chunk * ROWS, last, num_stages=STAGES):
+        if not ONE_FACTOR:
+            b_factor = _load(p_head_factor + i_b * f_b, m_query, 1.0, WIDE)[:, None]
+        p_row = p_x + i_b * x_b + i_h * x_h + o_t[:, None] * x_t
+        p_row_out = p_y + i_b * y_b + i_h * y_h + o_t[:, None] * y_t
+        p_row_q = p_saved_q + i_b * sq_b + i_h * sq_h + o_t[:, None] * sq_t
+        # All loads come before the first store: no load may be moved across it.
+        if HALF > 0:
+            if not ONE_TABLE:
+                b_cos, b_sin = _load_tables(
+                    p_cos, p_sin, i_b * c_b + o_table, m_half, WIDE, BACKWARD
+                )
+            b_low = _load(p_row + o_low, m_half, 0.0, WIDE)
+            b_high = _load(p_row + o_high, m_half, 0.0, WIDE)
+            b_low_turned = b_low * b_cos - b_high * b_sin
+            b_high_turned = b_high * b_cos + b_low * b_sin
+            if NEEDS_DFACTOR:
+                b_product += b_low_turned * _load(p_row_q + o_low, m_query_half, 0.0, WIDE)
+                b_product += b_high_turned * _load(p_row_q + o_high, m_query_half, 0.0, WIDE)
+        if REST > 0:
+            b_rest = _load(p_row + o_rest, m_rest, 0.0, WIDE)
+            if NEEDS_DFACTOR:
+                b_product_rest += b_rest * _load(p_row_q + o_rest, m_query_rest, 0.0, WIDE)
+            tl.store(p_row_out + o_rest, b_rest * b_factor, mask=m_rest)
+        if HALF > 0:
+            tl.store(p_row_out + o_low, b_low_turned * b_factor, mask=m_half)
+            tl.store(p_row_out + o_high, b_high_turned * b_factor, mask=m_half)
+        if NEEDS_DFACTOR and not ONE_FACTOR:
+            b_dfactor = tl.sum(b_product, axis=1) + tl.sum(b_product_rest, axis=1)
+            tl.store(p_head_dfactor + i_b * df_b, b_dfactor, mask=m_query)
+            b_product = tl.zeros((BLOCK_T, BLOCK_HALF), dtype=WIDE)
+            b_product_rest = tl.zeros((BLOCK_T, BLOCK_REST), dtype=WIDE)
+    if NEEDS_DFACTOR and ONE_FACTOR:
+        b_dfactor = tl.sum(b_product, axis=1) + tl.sum(b_product_rest, axis=1)
+        tl.store(p_head_dfactor + i_chunk * df_b, b_dfactor, mask=m_query)
 
 
 def forward(
-    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor_BHT: Tensor
+    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q rotated and scaled, k rotated, both fresh and laid out as they came."""
+    """q rotated and scaled, k rotated, both fresh and laid out as they came.
+
+    `factor` is (B, H, T), or (1, H, T) where all rows share it.
+    """
     q_out, k_out = torch.empty_like(q_BHTD), torch.empty_like(k_BGTD)
-    _launch(q_BHTD, k_BGTD, cos, sin, factor_BHT, q_out, k_out)
+    _launch(q_BHTD, k_BGTD, cos, sin, factor, q_out, k_out)
     return q_out, k_out
 
 
@@ -113,16 +139,19 @@ def backward(
     q_BHTD: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    factor_BHT: Tensor,
+    factor: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and, where q is given, the factor's gradient (B, H, T); else an empty tensor."""
+    """dq, dk and, where q is given, the factor's gradient; else an empty tensor."""
     dq, dk = torch.empty_like(dq_out), torch.empty_like(dk_out)
-    dfactor = factor_BHT.new_empty(dq.shape[:3] if q_BHTD is not None else (0, 0, 0))
-    _launch(
-        dq_out, dk_out, cos, sin, factor_BHT, dq, dk,
-        saved_q=q_BHTD, dfactor=dfactor, backward=True,
-    )  # fmt: skip
-    return dq, dk, dfactor
+    if q_BHTD is None:
+        _launch(dq_out, dk_out, cos, sin, factor, dq, dk, backward=True)
+        return dq, dk, factor.new_empty(0)
+    batch, *heads_and_tokens = dq.shape[:3]
+    is_shared = factor.shape[0] == 1
+    parts = triton.cdiv(batch, ROWS_PER_PROGRAM) if is_shared else batch
+    dfactor = factor.new_empty(parts, *heads_and_tokens)
+    _launch(dq_out, dk_out, cos, sin, factor, dq, dk, q_BHTD, dfactor, backward=True)
+    return dq, dk, dfactor.sum(0, keepdim=True) if is_shared else dfactor
 
 
 def _launch(
@@ -133,9 +162,9 @@ def _launch(
     factor: Tensor,
     q_out: Tensor,
     k_out: Tensor,
-    *,
     saved_q: Tensor | None = None,
     dfactor: Tensor | None = None,
+    *,
     backward: bool = False,
 ) -> None:
     batch, query_heads, tokens, width = q.shape
@@ -143,30 +172,32 @@ def _launch(
     if batch * tokens * (query_heads + key_heads) * width == 0:
         return
     rest = width - 2 * half
-    # A single token, as in decoding, has no neighbours to share its tables with.
-    block_t, heads = (TOKENS_PER_PROGRAM, HEADS_PER_PROGRAM) if tokens > 1 else (1, 1)
+    one_table = cos.dim() == 2 or cos.shape[0] == 1
+    block_t = TOKENS_PER_PROGRAM if tokens > 1 else 1
     blocks_per_row = triton.cdiv(tokens, block_t)
-    groups = triton.cdiv(query_heads, heads) + triton.cdiv(key_heads, heads)
+    programs = triton.cdiv(batch, ROWS_PER_PROGRAM) * blocks_per_row
     needs_dfactor = saved_q is not None
     q, k = _unit_width_stride(q), _unit_width_stride(k)
     saved_q = q if saved_q is None else _unit_width_stride(saved_q)
     dfactor = factor if dfactor is None else dfactor
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device(q.device if q.is_cuda else -1):
-        _kernel()[(batch * blocks_per_row, groups)](
+        _kernel()[(programs, query_heads + key_heads)](
             q, k, cos, sin, factor, q_out, k_out, saved_q, dfactor,
-            tokens, blocks_per_row, query_heads, key_heads,
+            batch, tokens, blocks_per_row, query_heads,
             *q.stride()[:3], *k.stride()[:3],
             *q_out.stride()[:3], *k_out.stride()[:3],
-            # One table for all rows has a batch stride of 0.
-            cos.stride(0) if cos.dim() == 3 and cos.shape[0] > 1 else 0, cos.stride(-2),
+            0 if one_table else cos.stride(0), cos.stride(-2),
             *factor.stride(), *saved_q.stride()[:3], *dfactor.stride()[:2],
             HALF=half,
             REST=rest,
             BLOCK_HALF=triton.next_power_of_2(max(half, 1)),
             BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
             BLOCK_T=block_t,
-            HEADS=heads,
+            ROWS=ROWS_PER_PROGRAM,
+            STAGES=LOADS_AHEAD,
+            ONE_TABLE=one_table,
+            ONE_FACTOR=factor.shape[0] == 1,
             DOUBLE=q.dtype == torch.float64,
             BACKWARD=backward,
             NEEDS_DFACTOR=needs_dfactor,

@@ -9,6 +9,7 @@ import torch
 
 from ssmax import rope_scale, rope_tables, ssmax_attention, ssmax_factor
 from ssmax.ops.rope_scale import api, kernels
+from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 from ssmax.testing import assert_no_worse_than
 
 # batch, query heads, key heads, tokens, head width, rotary width
@@ -63,6 +64,20 @@ def test_fused_is_no_worse_than_eager(dtype, shape, factor_rows, device):
     fused = run("triton", inputs, tables, weights)
     for name in exact:
         assert_no_worse_than(fused[name], eager[name], exact[name], slack=2.0, name=name)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("table_rows", [False, True])
+def test_the_form_for_a_decoding_step_is_the_plain_one(shape, table_rows, device):
+    """What torch.compile gets for a single token; right for any number of them."""
+    inputs, tables, _ = make(shape, torch.float64, device)
+    if table_rows:
+        positions = torch.arange(shape[0] * shape[3], device=device).view(shape[0], shape[3])
+        tables = rope_tables(positions, shape[5])
+    arguments = inputs["q"], inputs["k"], *tables, inputs["factor"].unsqueeze(0)
+    pairs = zip(rope_scale_step(*arguments), rope_scale_reference(*arguments), strict=True)
+    for x, y in pairs:
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
 def test_the_gradient_reaches_s_and_b(device):
@@ -152,18 +167,16 @@ def test_strides_of_every_kind(device):
             torch.testing.assert_close(x, y)
 
 
-@pytest.mark.parametrize(
-    "positions", [torch.arange(5), torch.tensor([[0, 1, 2, 0, 1], [9, 8, 7, 6, 5]])]
-)
-def test_one_table_or_one_per_row(positions, device):
-    inputs, _, _ = make((2, 2, 2, 5, 8, 8), torch.float32, device)
+@pytest.mark.parametrize("factor_rows", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 19])
+def test_one_table_or_one_per_row(rows, factor_rows, device):
+    shape = (max(rows, 2), 2, 2, 5, 8, 8)
+    inputs, _, weights = make(shape, torch.float32, device, factor_rows=factor_rows)
+    positions = torch.randint(100, (rows, 5), generator=torch.Generator().manual_seed(rows))
     tables = rope_tables(positions.to(device), 8)
-    for x, y in zip(
-        rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="triton"),
-        rope_scale(inputs["q"], inputs["k"], *tables, inputs["factor"], impl="reference"),
-        strict=True,
-    ):
-        torch.testing.assert_close(x, y)
+    fused, plain = (run(impl, inputs, tables, weights) for impl in ("triton", "reference"))
+    for name in plain:
+        torch.testing.assert_close(fused[name], plain[name], rtol=1e-5, atol=1e-5)
 
 
 def test_tables_of_any_layout(device):

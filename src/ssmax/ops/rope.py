@@ -37,7 +37,7 @@ def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotation in float32 or wider, not yet cast back; tables (B, H, T, R / 2) are per head."""
+    """The rotation in float32 or wider, not yet cast back."""
     wide = torch.promote_types(x_BHTD.dtype, torch.float32)
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

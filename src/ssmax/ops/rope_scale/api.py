@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.ops.rope import check_tables
-from ssmax.ops.rope_scale.reference import rope_scale_reference
+from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 
 Impl = Literal["auto", "reference", "triton"]
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -28,10 +28,9 @@ def rope_scale(
     back to another.
     """
     factor = _check(q_BHTD, k_BGTD, cos, sin, factor)
-    # torch.compile makes one kernel of the twin and of what the factor comes from; ours would be a
-    # second launch, and launches are what a decoding step costs.
-    is_step = impl == "auto" and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling()
-    if is_step or choose_impl(impl, q_BHTD.device) == "reference":
+    if impl == "auto" and q_BHTD.is_cuda and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling():
+        return rope_scale_step(q_BHTD, k_BGTD, cos, sin, factor)
+    if choose_impl(impl, q_BHTD.device) == "reference":
         return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor)
     if cos.requires_grad or sin.requires_grad:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 # B batch, T new tokens, S keys, C width, F feed-forward width, V vocabulary, H heads, D head width
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
@@ -88,6 +89,17 @@ class LM(nn.Module):
     @theta.setter
     def theta(self, theta: float) -> None:
         self.rotary.theta = theta
+
+    @torch.no_grad()
+    def with_rule(self, rule: str) -> "LM":
+        """A copy under another rule: the same weights, the new rule's own at their start."""
+        copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
+        shared = dict(self.named_parameters())
+        for name, parameter in copy.named_parameters():
+            if name in shared and ".ssmax." not in name:
+                parameter.data = shared[name].clone()
+        copy.theta = self.theta
+        return copy.train(self.training)
 
     @property
     def num_parameters(self) -> int:

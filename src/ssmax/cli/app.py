@@ -1,0 +1,247 @@
+"""The verbs. Each imports what it needs when it is called, so that --help is instant."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Scalable-Softmax: the library's models, trained and tried from the command line.",
+)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Text to tokens.")
+app.add_typer(data_app, name="data")
+
+Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")]
+OnNonfinite = Annotated[
+    str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
+]
+
+
+def run(arguments: list[str]) -> int:
+    """Run a verb; the exit code. Bad usage is one line and 2, any other failure one line and 1."""
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.NoArgsIsHelpError as asked:
+        print(asked.ctx.get_help())
+        return 2
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("stopped at once", 130)
+    except ValueError as error:
+        return _fail(str(error), 2)
+    except ImportError as error:
+        return _fail(str(error), 2)
+    except OSError as error:
+        return _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+    except RuntimeError as error:
+        if type(error).__name__ == "NonfiniteError":
+            return _fail(str(error), 1)
+        raise
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"ssmax: {text}", file=sys.stderr)
+    return code
+
+
+@data_app.command("prepare")
+def data_prepare(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="embedded, a file or folder of .txt/.jsonl/.parquet, hf:NAME, or tokens:PATH."
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    tokenizer: Annotated[str, typer.Option(help="gpt2, bytes, or a tokenizer.json.")] = "gpt2",
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+    validation_fraction: Annotated[float, typer.Option(help="Share of the documents.")] = 0.005,
+    text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
+) -> None:
+    """Turn text into shards of tokens; interrupted, the same command goes on."""
+    from ssmax.cli.prepare import prepare_shown
+
+    prepare_shown(
+        source,
+        out,
+        tokenizer=tokenizer,
+        workers=workers,
+        validation_fraction=validation_fraction,
+        text_field=text_field,
+    )
+
+
+@data_app.command("verify")
+def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
+    """Compare every shard with its checksum."""
+    from ssmax.data.shards import ShardSet
+
+    sides = [side for side in ("train", "validation") if (folder / side).is_dir()]
+    for side in [folder / side for side in sides] or [folder]:
+        shards = ShardSet.open(side)
+        shards.verify()
+        print(f"{side}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, whole")
+
+
+@app.command()
+def pretrain(
+    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    config: Annotated[
+        str, typer.Option(help="a, b, c, d, f, probe, temperature, or a rule's name.")
+    ] = "b",
+    data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the run; by default preset-config.")] = None,
+    runs: Runs = Path("runs"),
+    file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
+    set_: Sets = None,
+    resume: Resume = False,
+    on_nonfinite: OnNonfinite = None,
+    device: Device = None,
+) -> int:
+    """Train a model from scratch; without --data on text that every Python carries."""
+    from ssmax.cli.prepare import default_data
+    from ssmax.train import PRETRAINING, configured, joined_world
+    from ssmax.train import pretrain as run_pretraining
+    from ssmax.train.config import read_config_file, read_overrides
+    from ssmax.train.run import resumed_config
+
+    if preset not in PRETRAINING:
+        raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
+    folder = runs / (name or f"{preset}-{config}")
+    changes = read_config_file(file) if file else {}
+    changes |= read_overrides(set_ or [])
+    if on_nonfinite is not None:
+        changes["run.on_nonfinite"] = on_nonfinite
+    if data is not None:
+        changes["data.folder"] = str(data)
+    if resume:
+        settings = resumed_config(folder, changes)
+    else:
+        settings = configured(PRETRAINING[preset](), config).replaced(changes)
+        if not settings.data.folder:
+            settings = settings.replaced({"data.folder": str(default_data(preset))})
+    with joined_world(device) as world:
+        outcome = run_pretraining(settings, folder, world=world, resume=resume)
+    return _ended(outcome, folder, "pretrain")
+
+
+@app.command()
+def finetune(
+    base: Annotated[Path, typer.Argument(help="The run whose model learns to answer.")],
+    questions: Annotated[
+        str, typer.Option(help="A file in SQuAD's format, or invented.")
+    ] = "invented",
+    config: Annotated[
+        str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the run; by default the base's, -qa.")
+    ] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of all runs; the base's.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
+    set_: Sets = None,
+    resume: Resume = False,
+    on_nonfinite: OnNonfinite = None,
+    device: Device = None,
+) -> int:
+    """Teach a pretrained model to answer questions, as the paper's table 3 does."""
+    from ssmax.train import finetune as run_finetuning
+    from ssmax.train import joined_world
+    from ssmax.train.config import read_config_file, read_overrides
+
+    changes = read_config_file(file) if file else {}
+    changes |= read_overrides(set_ or [])
+    if on_nonfinite is not None:
+        changes["run.on_nonfinite"] = on_nonfinite
+    suffix = f"-{config}-qa" if config else "-qa"
+    folder = (runs or base.parent) / (name or base.name + suffix)
+    rule = "ssmax" if config == "e" else config
+    with joined_world(device) as world:
+        outcome = run_finetuning(
+            base,
+            folder,
+            world=world,
+            questions=questions,
+            rule=rule,
+            changes=changes,
+            resume=resume,
+        )
+    return _ended(outcome, folder, "finetune")
+
+
+def _ended(outcome, folder: Path, verb: str) -> int:
+    if outcome.stopped_by is None:
+        print(f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'")
+        return 0
+    print(
+        f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is saved; "
+        f"go on with ssmax {verb} --resume"
+    )
+    number = getattr(signal, outcome.stopped_by, signal.SIGTERM)
+    return 128 + number
+
+
+@app.command()
+def generate(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    prompts: Annotated[list[str], typer.Argument(help="One or more texts to continue.")],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Of the likeliest so many.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Of the likeliest with this mass.")] = None,
+    theta: Annotated[float | None, typer.Option(help="Another base for the rotation.")] = None,
+    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    device: Device = None,
+) -> None:
+    """Continue prompts with a run's model."""
+    import torch
+
+    from ssmax.train import load_run_model, load_run_tokenizer
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_run_tokenizer(folder)
+    model = load_run_model(folder, device=device).eval()
+    if theta is not None:
+        model.theta = theta
+    new: list[list[int]] = [[] for _ in prompts]
+    is_alone = len(prompts) == 1
+    if is_alone:
+        print(prompts[0], end="", flush=True)
+    shown = ""
+    for step in model.stream(
+        [tokenizer.encode(prompt) for prompt in prompts],
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_tokens=[tokenizer.vocabulary.end_of_document],
+        generator=torch.Generator(device).manual_seed(seed),
+    ):
+        for row, token in zip(new, step, strict=True):
+            if token is not None:
+                row.append(token)
+        if is_alone:
+            # A character may be several tokens; the last one is shown when it is whole.
+            text = tokenizer.decode(new[0]).rstrip("\ufffd")
+            print(text[len(shown) :], end="", flush=True)
+            shown = text
+    if is_alone:
+        print()
+    else:
+        for prompt, row in zip(prompts, new, strict=True):
+            print(f"{prompt}{tokenizer.decode(row)}\n---")

@@ -1,0 +1,1 @@
+"""From text to tokens: tokenizers, shards, an order that anyone can resume."""

@@ -1,0 +1,275 @@
+"""Text to shards, in parallel; killed at any moment, the same command goes on where it was.
+
+The parts of a source are grouped into tasks. A task writes at most one shard of training tokens
+and one of validation tokens, then its record; a task with a record is finished. The indices come
+last, so a folder with one is whole.
+"""
+
+import contextlib
+import functools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssmax.data.documents import Part
+from ssmax.data.shards import INDEX, write_index
+from ssmax.data.sources import open_source
+from ssmax.data.tasks import (
+    NUM_KEYS,
+    RECORDS,
+    TRAIN,
+    VALIDATION,
+    Record,
+    Task,
+    describe,
+    finished_record,
+    group,
+    run_task,
+    write_whole,
+    writing,
+)
+from ssmax.data.token_files import TOKENS, TokenPart, open_tokens
+from ssmax.data.tokenizer import load_tokenizer
+from ssmax.data.workers import run_all
+
+PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What a preparation made."""
+
+    folder: Path
+    num_tokens: int
+    """Training tokens, one end_of_document per document among them."""
+    num_documents: int
+    """Training documents."""
+    validation_tokens: int
+    validation_documents: int
+    skipped: int
+    """How much is in skipped.jsonl."""
+    reasons: dict[str, int]
+    """How often each reason is in skipped.jsonl."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a preparation is."""
+
+    done_tasks: int
+    total_tasks: int
+    done_bytes: int
+    """Of the source, as far as sizes are known."""
+    total_bytes: int
+    num_tokens: int
+    num_documents: int
+    skipped: int
+
+
+def prepare(
+    source: str,
+    out: Path,
+    *,
+    tokenizer: str = "gpt2",
+    workers: int | None = None,
+    validation_fraction: float = 0.005,
+    text_field: str = "text",
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Prepared:
+    """Write the tokens of a source to out/train and out/validation.
+
+    A text's hash decides its side. The files do not depend on the number of workers (by default
+    one per core), nor on interruptions.
+    """
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    if not 0 <= validation_fraction < 1:
+        raise ValueError(
+            f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
+        )
+    _check_apart(source, out)
+    vocabulary = load_tokenizer(tokenizer).vocabulary
+    if source.startswith(TOKENS):
+        parts: Sequence[Part | TokenPart] = open_tokens(source, vocabulary)
+    else:
+        parts = open_source(source, text_field=text_field)
+    settings = {
+        "source": source,
+        "parts": describe(parts),
+        "tokenizer": f"{vocabulary.name} {vocabulary.hash}",
+        "validation_fraction": validation_fraction,
+        "text_field": text_field,
+    }
+    tasks = group(parts, vocabulary, settings)
+    wanted = int(validation_fraction * NUM_KEYS)
+    with _locked(out):
+        _claim(out, settings)
+        records = {task.number: record for task in tasks if (record := finished_record(task, out))}
+
+        def report() -> None:
+            if on_progress is not None:
+                on_progress(_progress(tasks, records))
+
+        def keep(record: Record) -> None:
+            records[record.task] = record
+            report()
+
+        def run(pending: Sequence[Task], held_out_below: int) -> None:
+            if pending:
+                _unfinish(out)
+            job = functools.partial(
+                run_task, out=out, tokenizer=tokenizer, held_out_below=held_out_below
+            )
+            run_all(job, pending, workers=workers, on_result=keep)
+
+        report()
+        run([task for task in tasks if task.number not in records], wanted)
+        _write_skipped(out, source, records)
+        held_out_below = _held_out_below(records.values(), wanted)
+        run(_misplaced(tasks, records, held_out_below, wanted), held_out_below)
+        return _finish(out, records, settings)
+
+
+def _held_out_below(records: Iterable[Record], wanted: int) -> int:
+    """Where validation ends among the keys, so that neither side is empty if that can be."""
+    if not wanted:
+        return 0
+    smallest_key = min(record.smallest_key for record in records)
+    largest_key = max(record.largest_key for record in records)
+    return min(max(wanted, smallest_key + 1), largest_key)
+
+
+def _misplaced(
+    tasks: Sequence[Task], records: dict[int, Record], held_out_below: int, wanted: int
+) -> list[Task]:
+    """Tasks with the one document that changes sides where a side would be empty."""
+
+    def moves(record: Record) -> bool:
+        if held_out_below > wanted:
+            return record.smallest_key < held_out_below
+        return held_out_below <= record.largest_key < wanted
+
+    return [
+        task
+        for task in tasks
+        if moves(records[task.number]) and records[task.number].held_out_below != held_out_below
+    ]
+
+
+def _unfinish(out: Path) -> None:
+    with writing(out):
+        for side in (TRAIN, VALIDATION):
+            (out / side / INDEX).unlink(missing_ok=True)
+
+
+def _write_skipped(out: Path, source: str, records: dict[int, Record]) -> None:
+    lines = [
+        json.dumps({"name": name, "reason": reason}) + "\n"
+        for number in sorted(records)
+        for name, reason in records[number].skipped
+    ]
+    with writing(out):
+        write_whole(out / SKIPPED, "".join(lines))
+    if not any(record.documents for record in records.values()):
+        raise ValueError(
+            f"{source} holds no documents: all {len(lines)} were skipped; {out / SKIPPED} says why"
+        )
+
+
+def _finish(out: Path, records: dict[int, Record], settings: dict[str, Any]) -> Prepared:
+    """Write the indices, that of training last: it says that all is there."""
+    reasons = Counter(reason for record in records.values() for _, reason in record.skipped)
+    details = {**settings, "skipped": dict(sorted(reasons.items()))}
+    documents, tokens = Counter(), Counter()
+    for record in records.values():
+        documents.update(record.documents)
+        tokens.update(record.tokens)
+    with writing(out):
+        for side in (VALIDATION, TRAIN):
+            if documents[side]:
+                write_index(out / side, details=details)
+            elif (out / side).exists():
+                (out / side).rmdir()
+    return Prepared(
+        folder=out,
+        num_tokens=tokens[TRAIN],
+        num_documents=documents[TRAIN],
+        validation_tokens=tokens[VALIDATION],
+        validation_documents=documents[VALIDATION],
+        skipped=reasons.total(),
+        reasons=dict(sorted(reasons.items())),
+    )
+
+
+def _progress(tasks: Sequence[Task], records: dict[int, Record]) -> Progress:
+    done = records.values()
+    return Progress(
+        done_tasks=len(records),
+        total_tasks=len(tasks),
+        done_bytes=sum(task.size for task in tasks if task.number in records),
+        total_bytes=sum(task.size for task in tasks),
+        num_tokens=sum(sum(record.tokens.values()) for record in done),
+        num_documents=sum(sum(record.documents.values()) for record in done),
+        skipped=sum(len(record.skipped) for record in done),
+    )
+
+
+def _check_apart(source: str, out: Path) -> None:
+    folder = Path(source.removeprefix(TOKENS))
+    if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{out} lies inside the source {folder}, which would then hold its own shards; "
+            "give a folder elsewhere"
+        )
+
+
+def _claim(out: Path, settings: dict[str, Any]) -> None:
+    """Write down what is prepared here, or compare it to what was."""
+    path = out / PREPARATION
+    with writing(out):
+        if not path.exists():
+            if any((out / name).exists() for name in (TRAIN, VALIDATION, RECORDS)):
+                raise ValueError(
+                    f"{out} holds shards but no {PREPARATION}: it is not known what they are; "
+                    "give another folder"
+                )
+            write_whole(path, json.dumps(settings, indent=2) + "\n")
+        (out / RECORDS).mkdir(exist_ok=True)
+        text = path.read_text()
+    try:
+        there = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}; give another folder") from error
+    differing = [
+        f"{name} was {there.get(name)!r} and is {value!r}"
+        for name, value in settings.items()
+        if there.get(name) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{out} holds another preparation: {'; '.join(differing)}; "
+            "give another folder, or remove this one"
+        )
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other processes out of the folder; the lock goes with the process that holds it."""
+    import fcntl  # only where there is POSIX, which reading shards does not need
+
+    with contextlib.ExitStack() as stack:
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((out / ".lock").open("wb"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"another process is preparing {out} right now; wait for it, or give another folder"
+            ) from error
+        yield

@@ -1,0 +1,192 @@
+"""A share of a preparation: parts of a source that become at most two shards and a record."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmax.data.documents import Document, Part, Skipped
+from ssmax.data.shards import SUFFIX, ShardWriter, Vocabulary, read_header
+from ssmax.data.token_files import TokenDocument, TokenPart
+from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+
+TRAIN, VALIDATION, RECORDS = "train", "validation", "tasks"
+NUM_KEYS = 2**64
+"""Keys of documents lie below it, evenly."""
+
+_TASK_BYTES = 64_000_000
+
+# A worker runs many tasks with one tokenizer.
+_load_tokenizer = functools.lru_cache(1)(load_tokenizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Parts that share a shard."""
+
+    number: int
+    parts: Sequence[Part | TokenPart]
+    vocabulary: Vocabulary
+    origin: dict[str, Any]
+    """Equal only for what makes equal shards."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its parts, as far as known."""
+        return sum(part.size or 0 for part in self.parts)
+
+    def documents(self) -> Iterator[Document | TokenDocument | Skipped]:
+        """Those of its parts, one part after the other."""
+        for part in self.parts:
+            yield from part.documents()
+
+    def shard(self, out: Path, side: str) -> Path:
+        """Where its documents of one side go."""
+        return out / side / f"{self.number:06}{SUFFIX}"
+
+    def record(self, out: Path) -> Path:
+        """Where it says that it is finished."""
+        return out / RECORDS / f"{self.number:06}.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a finished task says of itself."""
+
+    task: int
+    origin: dict[str, Any]
+    held_out_below: int
+    """Documents with a smaller key are in validation."""
+    smallest_key: int
+    largest_key: int
+    tokens: dict[str, int]
+    """By side; a side without documents is missing."""
+    documents: dict[str, int]
+    skipped: list[list[str]]
+    """Names and reasons."""
+
+
+def group(
+    parts: Sequence[Part | TokenPart], vocabulary: Vocabulary, settings: dict[str, Any]
+) -> list[Task]:
+    """Neighbours together up to a size, so that small files share a shard."""
+    groups: list[list[Part | TokenPart]] = []
+    room = 0
+    for part in parts:
+        size = _TASK_BYTES if part.size is None else part.size
+        if not groups or size > room:
+            groups.append([])
+            room = _TASK_BYTES
+        groups[-1].append(part)
+        room -= size
+    return [
+        Task(
+            number=number,
+            parts=neighbours,
+            vocabulary=vocabulary,
+            origin={**settings, "parts": describe(neighbours), "task": number},
+        )
+        for number, neighbours in enumerate(groups)
+    ]
+
+
+def describe(parts: Sequence[Part | TokenPart]) -> str:
+    """A name for parts that any change of their names, sizes or order changes."""
+    listed = json.dumps([[part.name, part.size] for part in parts])
+    digest = hashlib.sha256(listed.encode()).hexdigest()
+    return f"{len(parts)} from {parts[0].name} to {parts[-1].name}, SHA-256 {digest}"
+
+
+def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> Record:
+    """Write the shards of a task, then its record."""
+    loaded = _load_tokenizer(tokenizer)
+    writers: dict[str, ShardWriter] = {}
+    skipped: list[list[str]] = []
+    smallest_key, largest_key = NUM_KEYS, -1
+    # Whatever a source cannot read is skipped or refused there: what fails here is writing.
+    with writing(out):
+        task.record(out).unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            for document in task.documents():
+                if isinstance(document, Skipped):
+                    skipped.append([document.name, document.reason])
+                    continue
+                key, tokens = _encode(document, loaded)
+                side = VALIDATION if key < held_out_below else TRAIN
+                if side not in writers:
+                    path = task.shard(out, side)
+                    path.parent.mkdir(exist_ok=True)
+                    writer = ShardWriter(path, task.vocabulary, origin=task.origin)
+                    writers[side] = stack.enter_context(writer)
+                writers[side].add(tokens)
+                smallest_key, largest_key = min(smallest_key, key), max(largest_key, key)
+        for side in {TRAIN, VALIDATION} - writers.keys():
+            task.shard(out, side).unlink(missing_ok=True)
+        record = Record(
+            task=task.number,
+            origin=task.origin,
+            held_out_below=held_out_below,
+            smallest_key=smallest_key,
+            largest_key=largest_key,
+            tokens={side: writer.num_tokens for side, writer in sorted(writers.items())},
+            documents={side: writer.num_documents for side, writer in sorted(writers.items())},
+            skipped=skipped,
+        )
+        write_whole(task.record(out), json.dumps(dataclasses.asdict(record)) + "\n")
+    return record
+
+
+def _encode(
+    document: Document | TokenDocument, tokenizer: Tokenizer
+) -> tuple[int, Sequence[int] | np.ndarray]:
+    """The key that decides a document's side, and its tokens."""
+    if isinstance(document, TokenDocument):
+        content, tokens = document.tokens.astype("<u4").tobytes(), document.tokens
+    else:
+        content, tokens = document.text.encode(), tokenizer.encode(document.text)
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big"), tokens
+
+
+def finished_record(task: Task, out: Path) -> Record | None:
+    """The record of a task whose shards are there as it left them."""
+    try:
+        record = Record(**json.loads(task.record(out).read_bytes()))
+        headers = {side: read_header(task.shard(out, side)) for side in record.tokens}
+    except (OSError, TypeError, ValueError):
+        return None
+    whole = record.origin == task.origin and all(
+        (header.origin, header.vocabulary) == (task.origin, task.vocabulary)
+        and header.num_tokens == record.tokens[side]
+        for side, header in headers.items()
+    )
+    return record if whole else None
+
+
+@contextlib.contextmanager
+def writing(out: Path) -> Iterator[None]:
+    """Say of a failed write what it means for the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{out} cannot be written: {error}; what is finished stays, "
+            "and the same command goes on from there"
+        ) from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is whole or absent, also after a loss of power."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

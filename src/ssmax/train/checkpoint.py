@@ -1,0 +1,263 @@
+"""Checkpoints: whole or not there, hashed, and free of code.
+
+    checkpoints/step-00001000/   *.safetensors (one per rank), state.json, manifest.json
+    checkpoints/latest           the name of the newest whole one
+
+Tensors go through torch.distributed.checkpoint in its safetensors storage, so a run may resume on
+another number of ranks and nothing is unpickled. A checkpoint is written into a hidden folder,
+hashed, synced and renamed; the pointer moves last. Reading checks every hash first.
+"""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from ssmax.train.world import World
+
+FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """What a run knows besides its tensors."""
+
+    step: int
+    """Steps that are done."""
+    rule: str
+    """The rule of the model whose tensors these are."""
+    journal_bytes: int
+    """Length of the journal when these tensors were current."""
+    skipped: int
+    """Steps left out because of a loss or gradient that was not finite."""
+    data_fingerprint: str
+    """Identity of the samples; another one would be another run."""
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lives."""
+    return run / FOLDER / f"step-{step:08d}"
+
+
+class CheckpointWriter:
+    """Writes in the background; the caller waits for the copy of the tensors only."""
+
+    def __init__(self, run: Path, world: World, *, keep: int) -> None:
+        self.run, self.world, self.keep = run, world, keep
+        self.last_step: int | None = None
+        """The step whose checkpoint is the newest."""
+        self._pending: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._quiet = _quiet_when_alone()
+
+    def __enter__(self) -> "CheckpointWriter":
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pending is not None:
+            self._pending.join()
+        self._quiet.__exit__(None, None, None)
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainState) -> None:
+        """Copy the tensors, then write them while training goes on; one at a time."""
+        self.finish()
+        final = checkpoint_folder(self.run, state.step)
+        hidden = final.with_name(f".{final.name}.writing")
+        if self.world.is_first:
+            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.mkdir(parents=True)
+        self.world.wait()
+        written = _start_writing(dict(tensors), hidden, self.world)
+        self._pending = threading.Thread(
+            target=self._complete, args=(written, hidden, final, state), name="checkpoint"
+        )
+        self._pending.start()
+
+    def finish(self) -> None:
+        """Wait for what is being written; raise what went wrong with it."""
+        if self._pending is not None:
+            self._pending.join()
+            self._pending = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _complete(
+        self, written: concurrent.futures.Future, hidden: Path, final: Path, state: TrainState
+    ) -> None:
+        try:
+            written.result()
+            if self.world.is_first:
+                _write_synced(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
+                _write_manifest(hidden)
+                if final.exists():
+                    shutil.rmtree(final)
+                hidden.rename(final)
+                _sync_folder(final.parent)
+                replace_file(final.parent / POINTER, final.name + "\n")
+                self._drop_old()
+            self.last_step = state.step
+        except BaseException as error:
+            # A thread has no one to raise to; `finish` does it.
+            self._failure = error
+
+    def _drop_old(self) -> None:
+        for folder in sorted(_steps(self.run), reverse=True)[self.keep :]:
+            shutil.rmtree(folder)
+        for folder in (self.run / FOLDER).glob(".*.writing"):
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def _quiet_when_alone() -> Iterator[None]:
+    """Within, torch does not wonder why a single process saves and loads as one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
+def _start_writing(
+    tensors: dict[str, Tensor], folder: Path, world: World
+) -> concurrent.futures.Future:
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    future = async_save(
+        tensors, storage_writer=writer, process_group=world.writers, no_dist=world.size == 1
+    )
+    assert isinstance(future, concurrent.futures.Future)
+    return future
+
+
+def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; those that are not are named and passed over."""
+    for folder in sorted(_steps(run), reverse=True):
+        fault = _fault(folder)
+        if fault is None:
+            return folder
+        say(f"{folder} is not whole and is passed over: {fault}")
+    for folder in sorted((run / FOLDER).glob(".*.writing")):
+        say(f"{folder} was never finished and is passed over")
+    return None
+
+
+def read_state(folder: Path) -> TrainState:
+    """The state of a checkpoint."""
+    return TrainState(**json.loads((folder / STATE).read_text()))
+
+
+def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Fill the tensors from a checkpoint, in place; one that it lacks is named."""
+    stored = tensor_shapes(folder)
+    for name, tensor in tensors.items():
+        if name not in stored:
+            raise ValueError(f"{folder} holds no {name}: it is the checkpoint of another model")
+        if stored[name] != tuple(tensor.shape):
+            raise ValueError(
+                f"{folder} is the checkpoint of another model: {name} is {stored[name]} there, "
+                f"{tuple(tensor.shape)} here"
+            )
+    with _quiet_when_alone():
+        reader = HuggingFaceStorageReader(str(folder))
+        load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint by name."""
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        name: tuple(tensor.size)
+        for name, tensor in stored.items()
+        if isinstance(tensor, TensorStorageMetadata)
+    }
+
+
+def _steps(run: Path) -> list[Path]:
+    return [folder for folder in (run / FOLDER).glob("step-*") if folder.is_dir()]
+
+
+def _fault(folder: Path) -> str | None:
+    """Why a folder is no whole checkpoint, or None."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        for name, expected in manifest.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes, not {expected['bytes']}"
+            if _hash(path) != expected["sha256"]:
+                return f"{name} does not have the checksum that it was written with"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return None
+
+
+def _write_manifest(folder: Path) -> None:
+    manifest = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        manifest[path.name] = {"bytes": path.stat().st_size, "sha256": _hash(path)}
+    _write_synced(folder / MANIFEST, json.dumps(manifest, indent=2))
+    _sync_folder(folder)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file so that it is the old one or the new one, whatever happens."""
+    beside = path.with_name(f".{path.name}.new")
+    _write_synced(beside, text)
+    beside.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def training_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights and the optimizer's state by name, as they are: sharded where they are sharded."""
+    tensors: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        tensors[f"model.{name}"] = parameter.detach()
+        assert parameter in optimizer.state, f"{name} is not what the optimizer holds"
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors

@@ -1,0 +1,141 @@
+"""Fine-tuning on questions: the loss on the answers, examples packed but blind to each other."""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax.data.invented import invented_questions
+from ssmax.data.qa import Example, Packed, Question, QuestionStream, encode_questions, read_squad
+from ssmax.data.tokenizer import Tokenizer
+from ssmax.lm import LM
+from ssmax.records import config_hash
+from ssmax.train.config import SwitchConfig, TrainConfig
+from ssmax.train.loop import Outcome, train
+from ssmax.train.recipes import finetuning_of
+from ssmax.train.run import (
+    load_run_model,
+    load_run_tokenizer,
+    read_run_config,
+    resumed_config,
+    run_folder,
+)
+from ssmax.train.samples import Batch
+from ssmax.train.world import World
+
+INVENTED = "invented"
+NUM_INVENTED = 8192
+INVENTED_FACTS = 3
+"""So few that a context and its question fit the smallest model's 128 bytes."""
+HELD_OUT = 50
+"""One example of so many is kept for validation."""
+VALIDATION_ROWS = 32
+
+
+class Rows:
+    """Packed rows of questions as samples."""
+
+    def __init__(self, examples: list[Example], *, length: int, seed: int) -> None:
+        self.stream = QuestionStream(examples, length=length, seed=seed)
+        content = hashlib.sha256()
+        for example in examples:
+            content.update(example.tokens.tobytes() + bytes([example.answer_start % 256]))
+        self.fingerprint = config_hash(
+            {"questions": content.hexdigest(), "length": length, "seed": seed}
+        )
+
+    def rows(self, first: int, count: int) -> Batch:
+        """So many rows from the first on, one behind another, with the bounds of all examples."""
+        rows = self.stream.batch(first, count)
+        return Batch(
+            inputs_BT=torch.cat([row.tokens for row in rows]).unsqueeze(0),
+            targets_BT=torch.cat([row.targets for row in rows]).unsqueeze(0),
+            cu_seqlens=_joined_bounds(rows),
+        )
+
+
+def _joined_bounds(rows: list[Packed]) -> torch.Tensor:
+    bounds = [torch.zeros(1, dtype=torch.int32)]
+    for row in rows:
+        bounds.append(row.cu_seqlens[1:] + bounds[-1][-1])
+    return torch.cat(bounds)
+
+
+def finetune(
+    base: Path,
+    folder: Path,
+    *,
+    world: World,
+    questions: str = INVENTED,
+    rule: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    resume: bool = False,
+) -> Outcome:
+    """Teach a run's model to answer questions; `rule` replaces its attention's before that.
+
+    `questions` is a file in SQuAD's format, or "invented". `changes` are laid over table 3.
+    """
+    base_config = read_run_config(base)
+    length, seed = base_config.model.train_length, base_config.data.seed
+    examples = _examples(questions, load_run_tokenizer(base), length=length, seed=seed)
+    taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
+    samples = Rows(taught, length=length, seed=seed)
+    validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
+    model = None
+    if resume:
+        config = resumed_config(folder, changes or {})
+    else:
+        model = load_run_model(base)
+        model = model if rule is None else model.with_rule(rule)
+        config = _config(base_config, model, samples, validation, changes or {})
+    with run_folder(folder, config, tokenizer_from=base, world=world, resume=resume) as watch:
+        watch.say(
+            f"{len(taught):,} questions to learn from, {samples.stream.rows_in_epoch(0):,} rows "
+            f"of {length} tokens an epoch"
+        )
+        return train(
+            config,
+            folder,
+            samples,
+            world=world,
+            watch=watch,
+            validation=validation,
+            first_weights=model,
+            resume=resume,
+        )
+
+
+def _config(
+    base: TrainConfig, model: LM, samples: Rows, validation: Rows, changes: Mapping[str, Any]
+) -> TrainConfig:
+    pretrained = dataclasses.replace(base, model=model.config, switch=SwitchConfig())
+    windows = min(VALIDATION_ROWS, validation.stream.rows_in_epoch(0))
+    return finetuning_of(
+        pretrained,
+        rows_per_epoch=samples.stream.rows_in_epoch(0),
+        changes={"data.validation_windows": windows, **changes},
+    )
+
+
+def _examples(source: str, tokenizer: Tokenizer, *, length: int, seed: int) -> list[Example]:
+    questions = read_questions(source, seed=seed)
+    end_of_document = tokenizer.vocabulary.end_of_document
+    examples, dropped = encode_questions(
+        questions, tokenizer.encode, end_of_document=end_of_document, length=length
+    )
+    if len(examples) < 2:
+        raise ValueError(
+            f"{len(examples)} of {len(questions)} questions of {source!r} fit {length} tokens "
+            f"({dropped} are longer); at least 2 are needed"
+        )
+    return examples
+
+
+def read_questions(source: str, *, seed: int) -> list[Question]:
+    """The questions of a file, or invented ones."""
+    if source == INVENTED:
+        return invented_questions(NUM_INVENTED, seed=seed, max_facts=INVENTED_FACTS)
+    return read_squad(source)

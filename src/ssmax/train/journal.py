@@ -1,0 +1,56 @@
+"""journal.jsonl: what a run computed, line by line, and nothing that a clock decides.
+
+A run that was stopped and resumed leaves the same bytes as one that never was: what was written
+after the checkpoint is cut off before the run goes on. Times and speeds are in events.jsonl.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+JOURNAL, EVENTS = "journal.jsonl", "events.jsonl"
+
+
+class Journal:
+    """Lines appended to a file, durable when `sync` returns."""
+
+    def __init__(self, path: Path, *, keep_bytes: int | None = None) -> None:
+        """Cut to `keep_bytes` what is there; None keeps all of it."""
+        self.path = path
+        path.touch()
+        self._file = path.open("r+b")
+        size = self._file.seek(0, os.SEEK_END)
+        if keep_bytes is not None:
+            if size < keep_bytes:
+                raise ValueError(
+                    f"{path} holds {size} bytes, the checkpoint was written after {keep_bytes}; "
+                    "bring the file back, or start a new run"
+                )
+            self._file.truncate(keep_bytes)
+            self._file.seek(keep_bytes)
+
+    def append(self, **line: Any) -> None:
+        """One line; floats keep every digit."""
+        self._file.write(json.dumps(line).encode() + b"\n")
+
+    def flush(self) -> None:
+        """Hand the lines to the system; they outlive this process, not the machine."""
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Everything on disk; the number of bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Write what is left and close."""
+        self._file.close()
+
+
+def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a journal, of one kind or all; a last line cut short is left out."""
+    lines = path.read_bytes().split(b"\n")[:-1]
+    records = [json.loads(line) for line in lines]
+    return [record for record in records if kind is None or record["kind"] == kind]

@@ -1,0 +1,399 @@
+"""The one loop: a run from its configuration to its last checkpoint, whatever interrupts it."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.data.qa import IGNORE
+from ssmax.data.stream import Prefetch
+from ssmax.lm import LM, LMConfig
+from ssmax.train import checkpoint
+from ssmax.train.checkpoint import CheckpointWriter, TrainState
+from ssmax.train.config import TrainConfig
+from ssmax.train.interrupt import Interrupts, heeded_interrupts
+from ssmax.train.journal import EVENTS, JOURNAL, Journal
+from ssmax.train.optimizer import learning_rate, make_optimizer, set_learning_rate, start_state
+from ssmax.train.parallel import (
+    build,
+    clip_gradients,
+    gradients_kept_here,
+    shard_again,
+    whole,
+)
+from ssmax.train.run import write_model
+from ssmax.train.samples import Batch, Samples, micro_batches
+from ssmax.train.watch import Watch
+from ssmax.train.world import World
+
+
+class NonfiniteError(RuntimeError):
+    """A loss or gradient was not finite, and the run was told to stop then."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    """Steps that are done."""
+    stopped_by: str | None
+    """The signal that ended it early, or None."""
+    loss: float
+    """Of the last step that was computed here; NaN if none was."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A run as its parts need it."""
+
+    config: TrainConfig
+    folder: Path
+    samples: Samples
+    validation: Samples | None
+    world: World
+    watch: Watch
+    journal: Journal | None
+    """Of the first rank."""
+    events: Journal | None
+    """Likewise: what clocks and people decided."""
+    writer: CheckpointWriter
+    interrupts: Interrupts
+
+
+def train(
+    config: TrainConfig,
+    folder: Path,
+    samples: Samples,
+    *,
+    world: World,
+    watch: Watch,
+    validation: Samples | None = None,
+    first_weights: LM | None = None,
+    resume: bool = False,
+) -> Outcome:
+    """Train in a run's folder, from its newest whole checkpoint where `resume` says so."""
+    if config.run.batch_size % world.size:
+        raise ValueError(
+            f"run.batch_size must be a multiple of the {world.size} ranks, "
+            f"got {config.run.batch_size}"
+        )
+    found = checkpoint.newest_checkpoint(folder, watch.say) if resume and world.is_first else None
+    found = world.tell(found)
+    state = checkpoint.read_state(found) if found else _fresh_state(config, samples)
+    if state.data_fingerprint != samples.fingerprint:
+        raise ValueError(
+            f"{folder} was trained on other samples than these; give the data of its config.json"
+        )
+    journal = events = None
+    if world.is_first:
+        journal = Journal(folder / JOURNAL, keep_bytes=state.journal_bytes)
+        events = Journal(folder / EVENTS)
+    with (
+        heeded_interrupts() as interrupts,
+        CheckpointWriter(folder, world, keep=config.run.keep_checkpoints) as writer,
+    ):
+        job = Job(
+            config=config,
+            folder=folder,
+            samples=samples,
+            validation=validation,
+            world=world,
+            watch=watch,
+            journal=journal,
+            events=events,
+            writer=writer,
+            interrupts=interrupts,
+        )
+        _event(job, "start", step=state.step, ranks=world.size, device=str(world.device))
+        try:
+            return _all_phases(job, state, found, first_weights)
+        finally:
+            for file in (journal, events):
+                if file is not None:
+                    file.close()
+
+
+def _fresh_state(config: TrainConfig, samples: Samples) -> TrainState:
+    return TrainState(
+        step=0,
+        rule=config.model.rule,
+        journal_bytes=0,
+        skipped=0,
+        data_fingerprint=samples.fingerprint,
+    )
+
+
+def _all_phases(
+    job: Job, state: TrainState, found: Path | None, first_weights: LM | None
+) -> Outcome:
+    """One phase for each rule: a switch is a checkpoint of the old model, read by the new one."""
+    outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
+    for model_config, last_step in _phases(job.config):
+        if state.step < last_step or (state.step == last_step == job.config.run.steps):
+            phase = _Phase(job, model_config, state, found, first_weights)
+            outcome = phase.run(last_step)
+            state, found = phase.state, checkpoint.checkpoint_folder(job.folder, phase.state.step)
+        if outcome.stopped_by is not None:
+            break
+    return outcome
+
+
+def _phases(config: TrainConfig) -> Iterator[tuple[LMConfig, int]]:
+    """Each model with the step that it is trained to."""
+    yield config.model, config.switch_step
+    if config.switch.rule:
+        yield dataclasses.replace(config.model, rule=config.switch.rule), config.run.steps
+
+
+class _Phase:
+    """The steps that are done with one model."""
+
+    def __init__(
+        self,
+        job: Job,
+        model_config: LMConfig,
+        state: TrainState,
+        found: Path | None,
+        first_weights: LM | None,
+    ) -> None:
+        self.job, self.config = job, job.config
+        torch.manual_seed(self.config.run.seed)
+        self.model = LM(model_config)
+        if first_weights is not None and found is None:
+            self.model.load_state_dict(first_weights.state_dict())
+        self.loss = build(self.model, self.config.run, job.world)
+        self.optimizer = make_optimizer(self.model, self.config.optim, job.world.device)
+        start_state(self.optimizer)
+        if found is not None:
+            self._load(found, state)
+            job.writer.last_step = state.step
+        self.state = dataclasses.replace(state, rule=model_config.rule)
+        self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
+        self._last_loss = math.nan
+        self._began = (time.monotonic(), self.state.step)
+        self._warned_below_zero = False
+
+    def run(self, last_step: int) -> Outcome:
+        """Train to a step, or until somebody asks to stop."""
+        config, job = self.config.run, self.job
+        per_rank = config.batch_size // job.world.size
+
+        def batches(step: int) -> list[Batch]:
+            first = step * config.batch_size + job.world.rank * per_rank
+            parts = micro_batches(job.samples, first=first, count=per_rank, size=config.micro_batch)
+            return [part.pinned() if job.world.device.type == "cuda" else part for part in parts]
+
+        stopped_by = None
+        with Prefetch(batches, self.state.step) as prefetched:
+            while self.state.step < last_step and stopped_by is None:
+                self._step(next(prefetched))
+                stopped_by = self._after_step(last_step)
+        self._flush()
+        self._checkpoint(wait=True)
+        if stopped_by is None and self.state.step == self.config.run.steps:
+            write_model(self.model, job.folder, job.world)
+        return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
+
+    def _step(self, batches: list[Batch]) -> None:
+        """One step of the optimizer."""
+        config, world = self.config, self.job.world
+        step = self.state.step
+        if config.model.dropout_p:
+            # By its number, so that a resumed run drops what the other would have dropped.
+            torch.manual_seed(hash((config.run.seed, step, world.rank)))
+        rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
+        set_learning_rate(self.optimizer, rate)
+        loss = accumulate_gradients(self.loss, batches, world, config.run.precision)
+        norm = clip_gradients(self.model, config.optim.max_grad_norm)
+        is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
+        if not is_skipped:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.state = dataclasses.replace(
+            self.state, step=step + 1, skipped=self.state.skipped + is_skipped
+        )
+        self._waiting.append((step + 1, rate, loss, norm))
+
+    def _after_step(self, last_step: int) -> str | None:
+        """Journal, validation and checkpoint where they are due; the signal that asks to stop."""
+        config, step = self.config.run, self.state.step
+        is_last = step == last_step
+        if step % config.journal_every == 0 or is_last:
+            self._flush()
+        if step % config.scale_every == 0 or is_last:
+            self._record_scale()
+        if self.job.validation is not None and (step % config.validate_every == 0 or is_last):
+            self._validate()
+        if step % config.checkpoint_every == 0 and not is_last:
+            self._flush()
+            self._checkpoint(wait=False)
+        # A signal need not reach all ranks; they stop together.
+        if self.job.world.any(self.job.interrupts.asked):
+            return self.job.interrupts.name or "a signal to another rank"
+        return None
+
+    def _flush(self) -> None:
+        """Bring the waiting steps into the journal; a value that is not finite ends the run."""
+        if not self._waiting:
+            return
+        values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm in self._waiting])
+        for (step, rate, _, _), (loss, norm) in zip(self._waiting, values.tolist(), strict=True):
+            is_finite = math.isfinite(loss + norm)
+            self._line(
+                "step" if is_finite else "nonfinite", step=step, loss=loss, lr=rate, grad_norm=norm
+            )
+            if not is_finite:
+                self.job.watch.say(f"step {step}: loss {loss}, norm of the gradients {norm}")
+                if self.config.run.on_nonfinite == "stop":
+                    self._stop_at_nonfinite(step)
+            else:
+                self._last_loss = loss
+        last = self._waiting[-1]
+        self._waiting.clear()
+        if self.job.journal is not None:
+            self.job.journal.flush()
+        self._show(rate=last[1])
+
+    def _stop_at_nonfinite(self, step: int) -> None:
+        self._waiting.clear()
+        self.job.writer.finish()
+        kept = checkpoint.newest_checkpoint(self.job.folder, lambda _: None)
+        raise NonfiniteError(
+            f"the loss or its gradient was not finite at step {step}; "
+            + (f"the last good checkpoint is {kept}; " if kept else "there is no checkpoint yet; ")
+            + "resume with --on-nonfinite skip, or lower the learning rate"
+        )
+
+    def _show(self, *, rate: float) -> None:
+        began, from_step = self._began
+        seconds = time.monotonic() - began
+        done = self.state.step - from_step
+        speed = done * self.config.tokens_per_step / max(seconds, 1e-9)
+        self.job.watch.step(
+            step=self.state.step,
+            steps=self.config.run.steps,
+            loss=self._last_loss,
+            rate=rate,
+            tokens_per_second=speed,
+            seconds_left=(self.config.run.steps - self.state.step) * seconds / max(done, 1),
+        )
+        _event(self.job, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
+
+    def _record_scale(self) -> None:
+        """Every head's s and b, the probe's table; an s below 0 is said aloud."""
+        learnt = {
+            name: whole(parameter.detach()).tolist()
+            for name, parameter in self.model.named_parameters()
+            if ".ssmax." in name or name.startswith("table.")
+        }
+        if not learnt:
+            return
+        # Lines are in the order of the steps, wherever the run was interrupted.
+        self._flush()
+        self._line("scale", step=self.state.step, values=learnt)
+        s = [value for name, row in learnt.items() if name.endswith(".scale") for value in row]
+        if not s:
+            return
+        self.job.watch.scale(mean=sum(s) / len(s), least=min(s), largest=max(s))
+        if min(s) < 0 and not self._warned_below_zero:
+            self._warned_below_zero = True
+            below = [f"{name} {row}" for name, row in learnt.items() if min(row) < 0]
+            self.job.watch.say(f"step {self.state.step}: an s is below 0: {below[0]}")
+
+    def _validate(self) -> None:
+        self._flush()
+        assert self.job.validation is not None
+        loss = validation_loss(self.loss, self.job.validation, self.config, self.job.world)
+        self._line("validation", step=self.state.step, loss=loss)
+        self.job.watch.validation(step=self.state.step, loss=loss)
+
+    def _checkpoint(self, *, wait: bool) -> None:
+        """Write the run as it is now, unless it is there already."""
+        job = self.job
+        if job.writer.last_step != self.state.step:
+            length = job.journal.sync() if job.journal is not None else 0
+            state = dataclasses.replace(self.state, journal_bytes=length)
+            job.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
+            _event(job, "checkpoint", step=self.state.step)
+        if wait:
+            job.writer.finish()
+            # The first rank is done last; whoever reads the checkpoint waits for it.
+            job.world.wait()
+
+    def _load(self, found: Path, state: TrainState) -> None:
+        tensors = checkpoint.training_tensors(self.model, self.optimizer)
+        if state.rule != self.model.config.rule:
+            # A switch: the new rule's own parameters start as they are, all others go on.
+            stored = checkpoint.tensor_shapes(found)
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if name in stored or not (".ssmax." in name or ".table." in name)
+            }
+            self.job.watch.say(f"step {state.step}: {state.rule} -> {self.model.config.rule}")
+        checkpoint.load_tensors(found, tensors, self.job.world)
+
+    def _line(self, kind: str, **values: object) -> None:
+        if self.job.journal is not None:
+            self.job.journal.append(kind=kind, **values)
+            self.job.watch.curve(kind, values)
+
+
+def accumulate_gradients(
+    loss: nn.Module, batches: list[Batch], world: World, precision: str
+) -> Tensor:
+    """Add up the gradients of the mean loss of a step; the mean loss, over all ranks."""
+    batches = [batch.to(world.device) for batch in batches]
+    counted = sum((batch.targets_BT != IGNORE).sum() for batch in batches)
+    assert isinstance(counted, Tensor)
+    total = world.sum(counted).clamp_min(1)
+    summed = torch.zeros((), device=world.device)
+    for index, batch in enumerate(batches):
+        with gradients_kept_here(loss, until_last=index < len(batches) - 1):
+            with _precision(precision, world):
+                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+            # Ranks average their gradients; the loss is a mean over the tokens of all of them.
+            (part * (world.size / total)).backward()
+        summed += part.detach()
+    return world.sum(summed) / total
+
+
+@torch.no_grad()
+def validation_loss(loss: nn.Module, samples: Samples, config: TrainConfig, world: World) -> float:
+    """The mean over the validation windows, in their fixed order; ranks share the work."""
+    windows = config.data.validation_windows
+    per_rank = math.ceil(windows / world.size)
+    sums = torch.zeros(2, device=world.device, dtype=torch.float64)
+    window = world.rank * per_rank
+    loss.eval()
+    for batch in micro_batches(samples, first=window, count=per_rank, size=config.run.micro_batch):
+        # Ranks make equally many passes, the last ones perhaps over windows that do not count.
+        targets_of_windows = batch.targets_BT.view(-1, config.model.train_length)
+        targets_of_windows[max(0, windows - window) :] = IGNORE
+        window += targets_of_windows.shape[0]
+        batch = batch.to(world.device)
+        with _precision(config.run.precision, world):
+            part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+        sums += torch.stack((part.double(), (batch.targets_BT != IGNORE).sum().double()))
+    loss.train()
+    shard_again(loss)
+    total, count = world.sum(sums).tolist()
+    return total / max(count, 1.0)
+
+
+def _precision(precision: str, world: World):
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(world.device.type, dtype=torch.bfloat16)
+
+
+def _event(job: Job, kind: str, **values: object) -> None:
+    if job.events is not None:
+        job.events.append(kind=kind, time=round(time.time(), 3), **values)
+        job.events.flush()

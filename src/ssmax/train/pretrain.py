@@ -1,0 +1,78 @@
+"""Pretraining: windows of prepared text."""
+
+import dataclasses
+from pathlib import Path
+
+from ssmax.data.shards import ShardSet, Vocabulary
+from ssmax.data.stream import TokenStream
+from ssmax.records import config_hash
+from ssmax.train.config import TrainConfig
+from ssmax.train.loop import Outcome, train
+from ssmax.train.run import run_folder
+from ssmax.train.samples import Batch
+from ssmax.train.world import World
+
+TRAIN, VALIDATION = "train", "validation"
+VERIFIED_TOKENS = 1 << 30
+"""Data up to this size is read and compared with its checksums before a run; sizes always are."""
+
+
+class Windows:
+    """Windows of text as samples."""
+
+    def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
+        self.stream = TokenStream(shards, length=length, seed=seed)
+        self.fingerprint = config_hash(
+            {"shards": shards.fingerprint, "length": length, "seed": seed}
+        )
+
+    def rows(self, first: int, count: int) -> Batch:
+        """So many samples from the first on."""
+        inputs_BT, targets_BT = self.stream.batch(first, count)
+        return Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)
+
+
+def pretrain(config: TrainConfig, folder: Path, *, world: World, resume: bool = False) -> Outcome:
+    """Train a model from its first weights, or from where the folder's run was left."""
+    data = Path(config.data.folder)
+    shards = _open(data, TRAIN, config)
+    length, seed = config.model.train_length, config.data.seed
+    samples = Windows(shards, length=length, seed=seed)
+    held_out = _open(data, VALIDATION, config) if config.data.validation_windows else None
+    validation = None
+    if held_out is not None and held_out.num_tokens > length:
+        validation = Windows(held_out, length=length, seed=seed)
+    tokenizer = dataclasses.replace(config.data, tokenizer=shards.vocabulary.name)
+    config = dataclasses.replace(config, data=tokenizer)
+    with run_folder(folder, config, tokenizer_from=data, world=world, resume=resume) as watch:
+        return train(
+            config,
+            folder,
+            samples,
+            world=world,
+            watch=watch,
+            validation=validation,
+            resume=resume,
+        )
+
+
+def _open(folder: Path, side: str, config: TrainConfig) -> ShardSet:
+    if not config.data.folder or not folder.is_dir():
+        raise ValueError(
+            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
+            "make them with ssmax data prepare"
+        )
+    shards = ShardSet.open(folder / side)
+    _check_vocabulary(shards.vocabulary, config, folder)
+    if shards.num_tokens <= VERIFIED_TOKENS:
+        shards.verify()
+    return shards
+
+
+def _check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
+    if vocabulary.size > config.model.vocab_size:
+        raise ValueError(
+            f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "
+            f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
+            "prepare the text with another tokenizer"
+        )

@@ -1,0 +1,135 @@
+"""Runs with a name: the paper's tables 2 and 3, and what fits one GPU or a laptop.
+
+A configuration of the paper, (a) to (f), is a rule laid over any of them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ssmax.lm import LMConfig
+from ssmax.train.config import (
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    ScheduleConfig,
+    SwitchConfig,
+    TrainConfig,
+)
+
+CONFIGURATIONS = {
+    "a": "softmax",
+    "b": "ssmax",
+    "c": "ssmax_no_s",
+    "d": "ssmax_bias",
+    "f": "softmax",
+    "probe": "probe",
+    "temperature": "temperature",
+}
+"""Name to rule. (e) is not trained: it is (a) with its softmax replaced afterwards."""
+
+
+def configured(config: TrainConfig, name: str) -> TrainConfig:
+    """The run under one of the paper's configurations, or under any rule by its name."""
+    if name == "e":
+        raise ValueError(
+            "configuration e is not trained: it is a finished run of a, its softmax replaced "
+            "when it is evaluated; train a"
+        )
+    rule = CONFIGURATIONS.get(name, name)
+    switch = SwitchConfig(rule="ssmax") if name == "f" else SwitchConfig()
+    try:
+        model = dataclasses.replace(config.model, rule=rule)
+    except ValueError:
+        raise ValueError(
+            f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
+        ) from None
+    # The old switch may go to this very rule: both change at once.
+    return dataclasses.replace(config, model=model, switch=switch)
+
+
+def paper() -> TrainConfig:
+    """Table 2: 2,097,152 tokens a step. The number of steps is ours."""
+    return TrainConfig()
+
+
+def gpu() -> TrainConfig:
+    """The paper's model on one GPU in minutes: 80 M tokens, a tenth of the batch."""
+    return TrainConfig(
+        schedule=ScheduleConfig(warmup_steps=100),
+        run=RunConfig(
+            recipe="gpu",
+            steps=600,
+            batch_size=128,
+            checkpoint_every=200,
+            validate_every=100,
+            scale_every=20,
+        ),
+    )
+
+
+def quick() -> TrainConfig:
+    """A small model of bytes on two CPU cores in minutes."""
+    return TrainConfig(
+        model=LMConfig(
+            num_layers=4,
+            num_heads=4,
+            width=128,
+            ff_width=352,
+            vocab_size=257,
+            train_length=128,
+        ),
+        optim=OptimConfig(lr=2e-3),
+        schedule=ScheduleConfig(warmup_steps=50),
+        run=RunConfig(
+            recipe="quick",
+            steps=600,
+            batch_size=16,
+            micro_batch=16,
+            precision="float32",
+            compile=False,
+            checkpoint_every=100,
+            validate_every=100,
+            scale_every=20,
+        ),
+    )
+
+
+PRETRAINING = {"quick": quick, "gpu": gpu, "paper": paper}
+
+DEFAULT_TEXT = {
+    "quick": ("embedded", "bytes"),
+    "gpu": ("embedded", "gpt2"),
+    "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),
+}
+"""Source and tokenizer of a recipe that is given no text."""
+
+
+def finetuning_of(
+    base: TrainConfig, *, rows_per_epoch: int, changes: Mapping[str, Any]
+) -> TrainConfig:
+    """Table 3 over a pretrained run, or what suits a quick one; `changes` are laid over it.
+
+    Its epochs are counted in steps of the batch size that results.
+    """
+    is_quick = base.run.recipe == "quick"
+    epochs = 3 if is_quick else 10
+    config = TrainConfig(
+        model=base.model,
+        data=DataConfig(seed=base.data.seed, tokenizer=base.data.tokenizer),
+        optim=OptimConfig(lr=1e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
+        schedule=ScheduleConfig(kind="cosine"),
+        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
+    )
+    batch_size = config.replaced(changes).run.batch_size
+    epoch = math.ceil(rows_per_epoch / batch_size)
+    return config.replaced(
+        {
+            "schedule.warmup_steps": epoch,
+            "run.steps": epochs * epoch,
+            "run.checkpoint_every": epoch,
+            "run.validate_every": epoch,
+            **changes,
+        }
+    )

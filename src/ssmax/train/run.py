@@ -1,0 +1,132 @@
+"""A run's folder: its configuration, and the model and tokenizer that come of it."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax.data.tokenizer import FILE as TOKENIZER
+from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+from ssmax.lm import LM, LMConfig, load_lm, save_lm
+from ssmax.records import Provenance
+from ssmax.train import checkpoint
+from ssmax.train.config import MAY_CHANGE, TrainConfig
+from ssmax.train.interrupt import locked
+from ssmax.train.parallel import whole
+from ssmax.train.watch import Watch, flops_per_token, peak_flops
+from ssmax.train.world import World, alone
+
+CONFIG, MODEL = "config.json", "model"
+
+
+@contextmanager
+def run_folder(
+    folder: Path, config: TrainConfig, *, tokenizer_from: Path, world: World, resume: bool
+) -> Iterator[Watch]:
+    """The folder with its config.json, locked, and its watch; another run's folder is refused."""
+    if world.is_first:
+        if (folder / CONFIG).exists() and not resume:
+            raise ValueError(
+                f"{folder} holds a run already; go on with --resume, or give another name"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    world.wait()
+    with locked(folder, is_owner=world.is_first):
+        if world.is_first:
+            _write_config(folder, config, world)
+            if (tokenizer_from / TOKENIZER).is_file() and not resume:
+                shutil.copyfile(tokenizer_from / TOKENIZER, folder / TOKENIZER)
+        watch = Watch(
+            is_shown=world.is_first,
+            flops_per_token=flops_per_token(config.model),
+            peak_flops=peak_flops(world.device),
+            tensorboard=folder / "tensorboard" if config.run.tensorboard else None,
+        )
+        try:
+            yield watch
+        finally:
+            watch.close()
+
+
+def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
+    provenance = Provenance.here(
+        config=config.to_dict(), device=str(world.device), seed=config.run.seed
+    )
+    values = {**config.to_dict(), "provenance": dataclasses.asdict(provenance)}
+    checkpoint.replace_file(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+
+
+def read_run_config(folder: Path) -> TrainConfig:
+    """The configuration that a run was started with."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} is no run: it holds no {CONFIG}")
+    try:
+        values = json.loads(path.read_text())
+        values.pop("provenance", None)
+        return TrainConfig.from_dict(values)
+    except (json.JSONDecodeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is not the configuration of a run: {error}") from None
+
+
+def resumed_config(folder: Path, changes: Mapping[str, Any]) -> TrainConfig:
+    """A run's configuration with what may change when it goes on."""
+    config = read_run_config(folder)
+    changed = config.replaced(changes)
+    for key in changes:
+        if key not in MAY_CHANGE:
+            raise ValueError(
+                f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
+            )
+    is_bound_to_steps = config.schedule.kind != "constant" or bool(config.switch.rule)
+    if changed.run.steps != config.run.steps and is_bound_to_steps:
+        raise ValueError(
+            "run.steps cannot change in a run whose schedule or switch is a share of them"
+        )
+    return changed
+
+
+def write_model(model: LM, folder: Path, world: World) -> None:
+    """Gather the weights and write them as `folder/model`, all or nothing; every rank has to come.
+
+    The tokenizer goes with them.
+    """
+    weights = {name: whole(tensor).cpu() for name, tensor in model.state_dict().items()}
+    if not world.is_first:
+        return
+    with torch.device("meta"):
+        plain = LM(model.config)
+    plain.load_state_dict(weights, assign=True)
+    hidden, final = folder / f".{MODEL}.writing", folder / MODEL
+    shutil.rmtree(hidden, ignore_errors=True)
+    save_lm(plain, hidden)
+    shutil.rmtree(final, ignore_errors=True)
+    hidden.rename(final)
+
+
+def load_run_model(folder: Path, *, device: str = "cpu") -> LM:
+    """The model of a run: what it was finished with, or else that of its newest checkpoint."""
+    config = read_run_config(folder)
+    if (folder / MODEL).is_dir():
+        return load_lm(folder / MODEL, device=device)
+    notes: list[str] = []
+    found = checkpoint.newest_checkpoint(folder, notes.append)
+    if found is None:
+        raise ValueError("; ".join([f"{folder} holds no model and no whole checkpoint", *notes]))
+    rule = checkpoint.read_state(found).rule
+    model = LM(LMConfig.from_dict({**config.model.to_dict(), "rule": rule}))
+    tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
+    checkpoint.load_tensors(found, tensors, alone(torch.device("cpu")))
+    return model.to(device)
+
+
+def load_run_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer whose tokens a run learnt."""
+    if (folder / TOKENIZER).is_file():
+        return load_tokenizer(str(folder / TOKENIZER))
+    return load_tokenizer(read_run_config(folder).data.tokenizer)

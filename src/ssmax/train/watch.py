@@ -1,0 +1,141 @@
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax._extras import require
+from ssmax.lm import LMConfig
+
+PEAK_TFLOPS = {
+    "H200": 989.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40": 181.0,
+    "4090": 165.0,
+}
+"""Dense bfloat16 products a second, by a part of the device's name, as the makers state them."""
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def flops_per_token(config: LMConfig) -> float:
+    """Of a training step: six for every weight in a product, and causal attention's products."""
+    heads = config.num_heads * config.head
+    attention = config.width * (2 * heads + 2 * config.key_heads * config.head)
+    block = attention + 3 * config.width * config.ff_width
+    weights = config.num_layers * block + config.width * config.vocab_size
+    visible = (config.train_length + 1) / 2
+    return 6.0 * weights + 12.0 * config.num_layers * heads * visible
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """What the device could do at most, where it is known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    for part, tflops in PEAK_TFLOPS.items():
+        if part in name:
+            return tflops * 1e12
+    return None
+
+
+class Watch:
+    """Shows the first rank's progress; silent on the others and where it is told to be."""
+
+    def __init__(
+        self,
+        *,
+        is_shown: bool = True,
+        flops_per_token: float = 0.0,
+        peak_flops: float | None = None,
+        tensorboard: Path | None = None,
+    ) -> None:
+        self._is_shown = is_shown
+        self._flops, self._peak = flops_per_token, peak_flops
+        self._is_live = is_shown and sys.stdout.isatty()
+        self._scale = ""
+        self._last_line = -math.inf
+        self._curves: Any = None
+        if tensorboard is not None and is_shown:
+            module = require("torch.utils.tensorboard", extra="lab", purpose="run.tensorboard")
+            self._curves = module.SummaryWriter(str(tensorboard))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._is_shown:
+            self._wipe()
+            print(text, flush=True)
+
+    def step(
+        self,
+        *,
+        step: int,
+        steps: int,
+        loss: float,
+        rate: float,
+        tokens_per_second: float,
+        seconds_left: float,
+    ) -> None:
+        """Where the run is; on a terminal the line is written over."""
+        if not self._is_shown:
+            return
+        now = time.monotonic()
+        if not self._is_live and step < steps and now - self._last_line < SECONDS_BETWEEN_LINES:
+            return
+        self._last_line = now
+        share = ""
+        if self._peak:
+            share = f"  {self._flops * tokens_per_second / self._peak:.0%} of peak"
+        line = (
+            f"step {step:,}/{steps:,}  loss {loss:.4f}  lr {rate:.2e}  "
+            f"{_short(tokens_per_second)} tokens/s{share}  {_clock(seconds_left)} left{self._scale}"
+        )
+        if self._is_live:
+            self._wipe()
+            print(line, end="", flush=True)
+        else:
+            print(line, flush=True)
+
+    def scale(self, *, mean: float, least: float, largest: float) -> None:
+        """The s of all heads, for the line."""
+        self._scale = f"  s {mean:.3f} ({least:.3f} to {largest:.3f})"
+
+    def validation(self, *, step: int, loss: float) -> None:
+        """A look at the validation windows."""
+        self.say(f"step {step:,}  validation loss {loss:.4f}")
+
+    def curve(self, kind: str, values: dict[str, Any]) -> None:
+        """The numbers of a journal line, for TensorBoard."""
+        if self._curves is None:
+            return
+        for name, value in values.items():
+            if name != "step" and isinstance(value, int | float):
+                self._curves.add_scalar(f"{kind}/{name}", value, values["step"])
+
+    def close(self) -> None:
+        """Leave the last line standing."""
+        if self._is_live:
+            print(flush=True)
+        if self._curves is not None:
+            self._curves.close()
+
+    def _wipe(self) -> None:
+        if self._is_live:
+            print("\r\x1b[K", end="")
+
+
+def _short(number: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.1f} {unit}"
+    return f"{number:.0f}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"

@@ -1,0 +1,88 @@
+"""Who else is training: one process, or the ranks that torchrun started."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class World:
+    """This process among its ranks."""
+
+    rank: int
+    size: int
+    device: torch.device
+    talkers: dist.ProcessGroup | None
+    """For what processes agree on without asking their devices; None when alone."""
+    writers: dist.ProcessGroup | None
+    """For the threads that write checkpoints meanwhile; None when alone."""
+
+    @property
+    def is_first(self) -> bool:
+        """True for the one rank that speaks and writes."""
+        return self.rank == 0
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """True where it is true for any rank."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor(int(flag))
+        dist.all_reduce(flags, group=self.talkers)
+        return bool(flags.item())
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.size > 1:
+            dist.barrier(group=self.talkers)
+
+    def tell(self, value: Any) -> Any:
+        """The first rank's value, on every rank."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.talkers)
+        return box[0]
+
+
+def alone(device: torch.device) -> World:
+    """The world of one process."""
+    return World(rank=0, size=1, device=device, talkers=None, writers=None)
+
+
+@contextmanager
+def joined_world(device: str | None = None) -> Iterator[World]:
+    """The world of torchrun's environment, or of this process alone; left when done."""
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    here = _device(device)
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    if size == 1:
+        yield alone(here)
+        return
+    dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    try:
+        talkers, writers = (dist.new_group(backend="gloo") for _ in range(2))
+        assert isinstance(talkers, dist.ProcessGroup) and isinstance(writers, dist.ProcessGroup)
+        yield World(rank=rank, size=size, device=here, talkers=talkers, writers=writers)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(device: str | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(device)

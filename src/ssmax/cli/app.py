@@ -3,9 +3,8 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import click
 import typer
 
 app = typer.Typer(
@@ -35,23 +34,27 @@ def run(arguments: list[str]) -> int:
     try:
         result = app(arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.exceptions.NoArgsIsHelpError as asked:
-        print(asked.ctx.get_help())
-        return 2
-    except click.ClickException as error:
-        return _fail(error.format_message(), 2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped at once", 130)
-    except ValueError as error:
-        return _fail(str(error), 2)
-    except ImportError as error:
+    except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
     except OSError as error:
-        return _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
-    except RuntimeError as error:
+        return _fail(str(error), 1)
+    except Exception as error:
+        # Click's own errors, whichever package carries Click; and what a run stops itself with.
+        if hasattr(error, "format_message"):
+            return _usage(error)
         if type(error).__name__ == "NonfiniteError":
             return _fail(str(error), 1)
         raise
+
+
+def _usage(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message())
+        return 2
+    command = error.ctx.command_path if error.ctx is not None else "ssmax"
+    return _fail(f"{error.format_message()} See {command} --help", 2)
 
 
 def _fail(text: str, code: int) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ssmax._files import locked, write_whole
 from ssmax.data.documents import Part
 from ssmax.data.shards import INDEX, write_index
 from ssmax.data.sources import open_source
@@ -29,14 +30,15 @@ from ssmax.data.tasks import (
     finished_record,
     group,
     run_task,
-    write_whole,
     writing,
 )
 from ssmax.data.token_files import TOKENS, TokenPart, open_tokens
-from ssmax.data.tokenizer import load_tokenizer
+from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.data.workers import run_all
 
 PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
+TASK_BYTES = 64_000_000
+"""Small files share a task up to this size; a larger one has its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +74,7 @@ class Progress:
 
 def prepare(
     source: str,
-    out: Path,
+    out: str | Path,
     *,
     tokenizer: str = "gpt2",
     workers: int | None = None,
@@ -85,6 +87,7 @@ def prepare(
     A text's hash decides its side. The files do not depend on the number of workers (by default
     one per core), nor on interruptions.
     """
+    out = Path(out)
     workers = (os.cpu_count() or 1) if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
@@ -93,7 +96,8 @@ def prepare(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
         )
     _check_apart(source, out)
-    vocabulary = load_tokenizer(tokenizer).vocabulary
+    loaded = load_tokenizer(tokenizer)
+    vocabulary = loaded.vocabulary
     if source.startswith(TOKENS):
         parts: Sequence[Part | TokenPart] = open_tokens(source, vocabulary)
     else:
@@ -104,11 +108,14 @@ def prepare(
         "tokenizer": f"{vocabulary.name} {vocabulary.hash}",
         "validation_fraction": validation_fraction,
         "text_field": text_field,
+        "task_bytes": TASK_BYTES,
     }
-    tasks = group(parts, vocabulary, settings)
+    tasks = group(parts, vocabulary, settings, max_bytes=TASK_BYTES)
     wanted = int(validation_fraction * NUM_KEYS)
     with _locked(out):
         _claim(out, settings)
+        if loaded.definition is not None:
+            write_whole(out / FILE, loaded.definition)
         records = {task.number: record for task in tasks if (record := finished_record(task, out))}
 
         def report() -> None:
@@ -259,17 +266,9 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Keep other processes out of the folder; the lock goes with the process that holds it."""
-    import fcntl  # only where there is POSIX, which reading shards does not need
-
+    """Keep other processes out of the folder, which is made."""
     with contextlib.ExitStack() as stack:
         with writing(out):
             out.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context((out / ".lock").open("wb"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another process is preparing {out} right now; wait for it, or give another folder"
-            ) from error
+            stack.enter_context(locked(out))
         yield

@@ -14,13 +14,15 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+
+from ssmax._files import whole_file
 
 SUFFIX, INDEX = ".shard", "index.json"
 MAGIC, VERSION = b"SSMAXSHD", 1
@@ -83,25 +85,6 @@ class ShardHeader:
     def _from_json(cls, text: bytes) -> "ShardHeader":
         values = json.loads(text)
         return cls(**{**values, "vocabulary": Vocabulary(**values["vocabulary"])})
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that gets its name once it is whole and on disk, or never."""
-    # What a killed process left under this name is overwritten.
-    partial = path.with_name(path.name + ".partial")
-    file = partial.open("wb")
-    try:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        partial.rename(path)
-        _sync_folder(path.parent)
-    finally:
-        # On a full disk closing fails once more; the first error is the one to show.
-        with contextlib.suppress(OSError):
-            file.close()
-        partial.unlink(missing_ok=True)
 
 
 class ShardWriter:
@@ -368,14 +351,6 @@ class ShardSet:
         shard = Shard(self.folder / entry.name)
         _check_entry(shard.path, entry, shard.header)
         return shard
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _bounds(counts: Iterable[int]) -> np.ndarray:

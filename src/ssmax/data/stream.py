@@ -42,8 +42,8 @@ class TokenStream:
         for row, window in zip(tokens, self._windows(first_sample, count).tolist(), strict=True):
             start = window * self.length
             row[:] = self.shards.slice(start, start + self.length + 1)
-        rows = torch.from_numpy(tokens)
-        return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        # Two tensors of their own: as views, those of a single row would share their memory.
+        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
 
     def _windows(self, first_sample: int, count: int) -> np.ndarray:
         if first_sample < 0:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmax._files import write_whole
 from ssmax.data.documents import Document, Part, Skipped
 from ssmax.data.shards import SUFFIX, ShardWriter, Vocabulary, read_header
 from ssmax.data.token_files import TokenDocument, TokenPart
@@ -21,8 +21,6 @@ from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 TRAIN, VALIDATION, RECORDS = "train", "validation", "tasks"
 NUM_KEYS = 2**64
 """Keys of documents lie below it, evenly."""
-
-_TASK_BYTES = 64_000_000
 
 # A worker runs many tasks with one tokenizer.
 _load_tokenizer = functools.lru_cache(1)(load_tokenizer)
@@ -75,16 +73,20 @@ class Record:
 
 
 def group(
-    parts: Sequence[Part | TokenPart], vocabulary: Vocabulary, settings: dict[str, Any]
+    parts: Sequence[Part | TokenPart],
+    vocabulary: Vocabulary,
+    settings: dict[str, Any],
+    *,
+    max_bytes: int,
 ) -> list[Task]:
     """Neighbours together up to a size, so that small files share a shard."""
     groups: list[list[Part | TokenPart]] = []
     room = 0
     for part in parts:
-        size = _TASK_BYTES if part.size is None else part.size
+        size = max_bytes if part.size is None else part.size
         if not groups or size > room:
             groups.append([])
-            room = _TASK_BYTES
+            room = max_bytes
         groups[-1].append(part)
         room -= size
     return [
@@ -162,12 +164,8 @@ def finished_record(task: Task, out: Path) -> Record | None:
         headers = {side: read_header(task.shard(out, side)) for side in record.tokens}
     except (OSError, TypeError, ValueError):
         return None
-    whole = record.origin == task.origin and all(
-        (header.origin, header.vocabulary) == (task.origin, task.vocabulary)
-        and header.num_tokens == record.tokens[side]
-        for side, header in headers.items()
-    )
-    return record if whole else None
+    origins = [record.origin, *(header.origin for header in headers.values())]
+    return record if all(origin == task.origin for origin in origins) else None
 
 
 @contextlib.contextmanager
@@ -180,13 +178,3 @@ def writing(out: Path) -> Iterator[None]:
             f"{out} cannot be written: {error}; what is finished stays, "
             "and the same command goes on from there"
         ) from error
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file that is whole or absent, also after a loss of power."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)

@@ -42,6 +42,8 @@ class Tokenizer(abc.ABC):
     """Encodes text as the tokens of one vocabulary and decodes them."""
 
     vocabulary: Vocabulary
+    definition: str | None = None
+    """The content of the tokenizer.json that it came from, to be kept beside its tokens."""
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -148,6 +150,7 @@ class _JsonTokenizer(Tokenizer):
             size=max(ids.values()) + 1,
             end_of_document=ends[0],
         )
+        self.definition = content.decode()
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

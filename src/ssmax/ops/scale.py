@@ -39,7 +39,8 @@ def check_length(length: int) -> None:
 def initial_sqrt_log_s(length: int) -> float:
     """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
     check_length(length)
-    log_n = torch.arange(1, length + 1, dtype=torch.float64).log()
+    # On the CPU, also while a model is built as shapes alone.
+    log_n = torch.arange(1, length + 1, dtype=torch.float64, device="cpu").log()
     return length / log_n.sqrt().sum().item()
 
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from ssmax._files import sync_folder, write_whole
 from ssmax.train.world import World
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
@@ -108,13 +109,13 @@ class CheckpointWriter:
         try:
             written.result()
             if self.world.is_first:
-                _write_synced(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
+                write_whole(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
                 _write_manifest(hidden)
                 if final.exists():
                     shutil.rmtree(final)
                 hidden.rename(final)
-                _sync_folder(final.parent)
-                replace_file(final.parent / POINTER, final.name + "\n")
+                sync_folder(final.parent)
+                write_whole(final.parent / POINTER, final.name + "\n")
                 self._drop_old()
             self.last_step = state.step
         except BaseException as error:
@@ -206,7 +207,7 @@ def _fault(folder: Path) -> str | None:
                 return f"{name} has {path.stat().st_size} bytes, not {expected['bytes']}"
             if _hash(path) != expected["sha256"]:
                 return f"{name} does not have the checksum that it was written with"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read: {error}"
     return None
 
@@ -217,8 +218,8 @@ def _write_manifest(folder: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
         manifest[path.name] = {"bytes": path.stat().st_size, "sha256": _hash(path)}
-    _write_synced(folder / MANIFEST, json.dumps(manifest, indent=2))
-    _sync_folder(folder)
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2))
+    sync_folder(folder)
 
 
 def _hash(path: Path) -> str:
@@ -227,29 +228,6 @@ def _hash(path: Path) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that it is the old one or the new one, whatever happens."""
-    beside = path.with_name(f".{path.name}.new")
-    _write_synced(beside, text)
-    beside.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def training_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

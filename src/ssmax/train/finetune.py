@@ -27,7 +27,7 @@ from ssmax.train.samples import Batch
 from ssmax.train.world import World
 
 INVENTED = "invented"
-NUM_INVENTED = 8192
+NUM_INVENTED = 2048
 INVENTED_FACTS = 3
 """So few that a context and its question fit the smallest model's 128 bytes."""
 HELD_OUT = 50

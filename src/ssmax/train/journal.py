@@ -17,18 +17,16 @@ class Journal:
 
     def __init__(self, path: Path, *, keep_bytes: int | None = None) -> None:
         """Cut to `keep_bytes` what is there; None keeps all of it."""
-        self.path = path
         path.touch()
+        size = path.stat().st_size
+        if keep_bytes is not None and size < keep_bytes:
+            raise ValueError(
+                f"{path} holds {size} bytes, the checkpoint was written after {keep_bytes}; "
+                "bring the file back, or start a new run"
+            )
         self._file = path.open("r+b")
-        size = self._file.seek(0, os.SEEK_END)
-        if keep_bytes is not None:
-            if size < keep_bytes:
-                raise ValueError(
-                    f"{path} holds {size} bytes, the checkpoint was written after {keep_bytes}; "
-                    "bring the file back, or start a new run"
-                )
-            self._file.truncate(keep_bytes)
-            self._file.seek(keep_bytes)
+        self._file.truncate(keep_bytes if keep_bytes is not None else size)
+        self._file.seek(0, os.SEEK_END)
 
     def append(self, **line: Any) -> None:
         """One line; floats keep every digit."""

@@ -176,7 +176,7 @@ class _Phase:
         self.state = dataclasses.replace(state, rule=model_config.rule)
         self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
         self._last_loss = math.nan
-        self._began = (time.monotonic(), self.state.step)
+        self._shown = (time.monotonic(), self.state.step)
         self._warned_below_zero = False
 
     def run(self, last_step: int) -> Outcome:
@@ -224,7 +224,8 @@ class _Phase:
         """Journal, validation and checkpoint where they are due; the signal that asks to stop."""
         config, step = self.config.run, self.state.step
         is_last = step == last_step
-        if step % config.journal_every == 0 or is_last:
+        # Only a device that computes by itself would have to be waited for.
+        if step % config.journal_every == 0 or is_last or self.job.world.device.type == "cpu":
             self._flush()
         if step % config.scale_every == 0 or is_last:
             self._record_scale()
@@ -254,11 +255,11 @@ class _Phase:
                     self._stop_at_nonfinite(step)
             else:
                 self._last_loss = loss
-        last = self._waiting[-1]
+        rate = self._waiting[-1][1]
         self._waiting.clear()
         if self.job.journal is not None:
             self.job.journal.flush()
-        self._show(rate=last[1])
+        self._show(rate)
 
     def _stop_at_nonfinite(self, step: int) -> None:
         self._waiting.clear()
@@ -270,11 +271,16 @@ class _Phase:
             + "resume with --on-nonfinite skip, or lower the learning rate"
         )
 
-    def _show(self, *, rate: float) -> None:
-        began, from_step = self._began
-        seconds = time.monotonic() - began
+    def _show(self, rate: float) -> None:
+        """Progress, with the speed since it was shown last."""
+        before, from_step = self._shown
+        seconds = time.monotonic() - before
         done = self.state.step - from_step
+        if done < self.config.run.journal_every and self.state.step < self.config.run.steps:
+            return
+        self._shown = (before + seconds, self.state.step)
         speed = done * self.config.tokens_per_step / max(seconds, 1e-9)
+        _event(self.job, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
         self.job.watch.step(
             step=self.state.step,
             steps=self.config.run.steps,
@@ -283,7 +289,6 @@ class _Phase:
             tokens_per_second=speed,
             seconds_left=(self.config.run.steps - self.state.step) * seconds / max(done, 1),
         )
-        _event(self.job, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
 
     def _record_scale(self) -> None:
         """Every head's s and b, the probe's table; an s below 0 is said aloud."""

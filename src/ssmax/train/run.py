@@ -4,19 +4,19 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ssmax._files import locked, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
 from ssmax.records import Provenance
 from ssmax.train import checkpoint
 from ssmax.train.config import MAY_CHANGE, TrainConfig
-from ssmax.train.interrupt import locked
 from ssmax.train.parallel import whole
 from ssmax.train.watch import Watch, flops_per_token, peak_flops
 from ssmax.train.world import World, alone
@@ -36,7 +36,8 @@ def run_folder(
             )
         folder.mkdir(parents=True, exist_ok=True)
     world.wait()
-    with locked(folder, is_owner=world.is_first):
+    # One rank holds the folder for all of them.
+    with locked(folder) if world.is_first else nullcontext():
         if world.is_first:
             _write_config(folder, config, world)
             if (tokenizer_from / TOKENIZER).is_file() and not resume:
@@ -58,7 +59,7 @@ def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
         config=config.to_dict(), device=str(world.device), seed=config.run.seed
     )
     values = {**config.to_dict(), "provenance": dataclasses.asdict(provenance)}
-    checkpoint.replace_file(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+    write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
 
 
 def read_run_config(folder: Path) -> TrainConfig:

@@ -1,0 +1,59 @@
+"""Files that are whole or not there, and folders that one process has to itself."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+LOCK = ".lock"
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that gets its name once it is whole and on disk, or never."""
+    # What a killed process left under this name is overwritten.
+    partial = path.with_name(path.name + ".partial")
+    file = partial.open("wb")
+    try:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    finally:
+        # On a full disk closing fails once more; the first error is the one to show.
+        with contextlib.suppress(OSError):
+            file.close()
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A text file that is the old one or the new one, also after a loss of power."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """The names in a folder, on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse a folder that another process is writing; the lock goes with its process."""
+    import fcntl  # only where there is POSIX, which reading does not need
+
+    with (folder / LOCK).open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder} is in use by another process; wait for it, or give another folder"
+            ) from None
+        yield

@@ -1,0 +1,68 @@
+"""Runs so small that a whole one takes a second."""
+
+import numpy as np
+import pytest
+import torch
+
+from ssmax.data.shards import ShardWriter, write_index
+from ssmax.data.tokenizer import load_tokenizer
+from ssmax.train.config import TrainConfig
+from ssmax.train.recipes import configured, quick
+
+SMALL = {
+    "model.num_layers": 2,
+    "model.num_heads": 2,
+    "model.width": 16,
+    "model.ff_width": 32,
+    "model.train_length": 16,
+    "schedule.warmup_steps": 4,
+    "run.steps": 12,
+    "run.batch_size": 4,
+    "run.micro_batch": 2,
+    "run.checkpoint_every": 4,
+    "run.validate_every": 5,
+    "run.scale_every": 3,
+    "run.journal_every": 2,
+    "data.validation_windows": 5,
+}
+
+
+def write_tokens(folder, *, seed=0, documents=20):
+    """Prepared text: words of four letters, so that there is something to learn."""
+    generator = np.random.default_rng(seed)
+    words = generator.integers(97, 123, (30, 4))
+    for side, number in (("train", documents), ("validation", 4)):
+        (folder / side).mkdir(parents=True)
+        with ShardWriter(
+            folder / side / "00000.shard", load_tokenizer("bytes").vocabulary
+        ) as writer:
+            for _ in range(number):
+                writer.add(words[generator.integers(0, 30, 60)].reshape(-1))
+        write_index(folder / side, details={})
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Products this small are slower on two, and tests run side by side."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory):
+    return write_tokens(tmp_path_factory.mktemp("tokens") / "text")
+
+
+@pytest.fixture
+def small(tokens):
+    """A configuration by its letter, with changes."""
+
+    def make(letter: str = "b", **changes) -> TrainConfig:
+        changes = {key.replace("__", "."): value for key, value in changes.items()}
+        base = configured(quick(), letter)
+        return base.replaced({**SMALL, "data.folder": str(tokens), **changes})
+
+    return make

@@ -1,0 +1,324 @@
+"""The loop's laws: what does not change a run, and what a run leaves behind."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from ssmax.data.qa import IGNORE
+from ssmax.lm import LM, load_lm
+from ssmax.train import load_run_model, pretrain
+from ssmax.train.checkpoint import newest_checkpoint, read_state
+from ssmax.train.interrupt import Interrupts
+from ssmax.train.journal import Journal, read_journal
+from ssmax.train.loop import NonfiniteError, accumulate_gradients
+from ssmax.train.optimizer import learning_rate, make_optimizer
+from ssmax.train.parallel import Loss, clip_gradients
+from ssmax.train.run import resumed_config
+from ssmax.train.samples import Batch
+from ssmax.train.watch import Watch, flops_per_token
+from ssmax.train.world import alone
+
+CPU = alone(torch.device("cpu"))
+
+
+def weights_of(folder):
+    return load_run_model(folder).state_dict()
+
+
+def assert_equal_runs(one, other):
+    assert (one / "journal.jsonl").read_bytes() == (other / "journal.jsonl").read_bytes()
+    for (name, mine), theirs in zip(
+        weights_of(one).items(), weights_of(other).values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+
+
+def stop_after(monkeypatch, step):
+    """A signal that comes while a step is computed."""
+    calls = {"left": step}
+
+    def asked(self):
+        calls["left"] -= 1
+        if calls["left"] == 0:
+            self.name = "SIGTERM"
+        return self.name is not None
+
+    monkeypatch.setattr(Interrupts, "asked", property(asked))
+
+
+def test_a_run_leaves_what_the_next_rooms_read(small, tmp_path, capsys):
+    config = small("b")
+    outcome = pretrain(config, tmp_path / "run", world=CPU)
+    assert (outcome.step, outcome.stopped_by) == (12, None)
+    steps = read_journal(tmp_path / "run" / "journal.jsonl", "step")
+    assert [line["step"] for line in steps] == list(range(1, 13))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert [line["lr"] for line in steps[:5]] == pytest.approx([5e-4, 1e-3, 1.5e-3, 2e-3, 2e-3])
+    looks = read_journal(tmp_path / "run" / "journal.jsonl", "validation")
+    assert [line["step"] for line in looks] == [5, 10, 12]
+    scales = read_journal(tmp_path / "run" / "journal.jsonl", "scale")
+    assert [line["step"] for line in scales] == [3, 6, 9, 12]
+    assert len(scales[0]["values"]["blocks.1.attention.ssmax.scale"]) == 2
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["optim"]["lr"] == config.optim.lr
+    assert stored["provenance"]["config_hash"]
+    assert stored["data"]["tokenizer"] == "bytes"
+    model = load_lm(tmp_path / "run" / "model")
+    assert model.config.rule == "ssmax"
+    assert "step 12/12" in capsys.readouterr().out
+
+
+def test_two_runs_of_one_seed_are_one_run(small, tmp_path):
+    for name in ("one", "other"):
+        pretrain(small("d"), tmp_path / name, world=CPU)
+    assert_equal_runs(tmp_path / "one", tmp_path / "other")
+
+
+def test_micro_batches_do_not_change_a_run(small, tmp_path):
+    pretrain(small("b", run__micro_batch=4), tmp_path / "whole", world=CPU)
+    pretrain(small("b", run__micro_batch=1), tmp_path / "parts", world=CPU)
+    for line, other in zip(
+        *(read_journal(tmp_path / n / "journal.jsonl", "step") for n in ("whole", "parts")),
+        strict=True,
+    ):
+        assert line["loss"] == pytest.approx(other["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 11])
+@pytest.mark.parametrize("letter", ["b", "f"])
+def test_a_run_that_was_stopped_is_one_that_never_was(small, tmp_path, monkeypatch, step, letter):
+    config = small(letter, model__dropout_p=0.1)
+    pretrain(config, tmp_path / "whole", world=CPU)
+    with monkeypatch.context() as patch:
+        stop_after(patch, step)
+        outcome = pretrain(config, tmp_path / "stopped", world=CPU)
+    assert (outcome.step, outcome.stopped_by) == (step, "SIGTERM")
+    # What was written after the checkpoint, by a process that then died.
+    with (tmp_path / "stopped" / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 99}\n{"kind": "st')
+    pretrain(resumed_config(tmp_path / "stopped", {}), tmp_path / "stopped", world=CPU, resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
+    pretrain(small("b"), tmp_path / "run", world=CPU)
+    journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
+    outcome = pretrain(small("b"), tmp_path / "run", world=CPU, resume=True)
+    assert outcome.step == 12
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
+
+
+def test_more_steps_go_on_where_fewer_ended(small, tmp_path):
+    pretrain(small("b"), tmp_path / "short", world=CPU)
+    longer = resumed_config(tmp_path / "short", {"run.steps": "16"})
+    pretrain(longer, tmp_path / "short", world=CPU, resume=True)
+    pretrain(small("b", run__steps=16), tmp_path / "long", world=CPU)
+    for (name, mine), theirs in zip(
+        weights_of(tmp_path / "short").items(), weights_of(tmp_path / "long").values(), strict=True
+    ):
+        assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize(
+    ("letter", "changes", "message"),
+    [
+        ("b", {"optim.lr": "1"}, "optim.lr cannot change in a run that goes on"),
+        ("b", {"run.batch_size": "8"}, "run.batch_size cannot change"),
+        ("f", {"run.steps": "16"}, "run.steps cannot change in a run whose schedule or switch"),
+    ],
+)
+def test_what_was_computed_cannot_be_changed_afterwards(small, tmp_path, letter, changes, message):
+    pretrain(small(letter, run__steps=2), tmp_path / "run", world=CPU)
+    with pytest.raises(ValueError, match=message):
+        resumed_config(tmp_path / "run", changes)
+
+
+def test_the_switch_leaves_every_other_weight_and_its_optimizer_bit_equal(small, tmp_path):
+    """(f) at its switch is (a) at that step: the same journal before, the same tensors."""
+    config = small("f", switch__last_fraction=0.5, run__checkpoint_every=6, run__keep_checkpoints=9)
+    pretrain(config, tmp_path / "f", world=CPU)
+    pretrain(small("a", run__steps=6, run__checkpoint_every=6), tmp_path / "a", world=CPU)
+    from safetensors import safe_open
+
+    def tensors(run, step):
+        (path,) = (tmp_path / run / "checkpoints" / f"step-{step:08d}").glob("*.safetensors")
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+
+    before, softmax = tensors("f", 6), tensors("a", 6)
+    assert set(before) == set(softmax)
+    assert all(torch.equal(before[name], softmax[name]) for name in before)
+    after = tensors("f", 12)
+    new = set(after) - set(before)
+    assert new and all(".ssmax." in name for name in new)
+    # The optimizer goes on counting for what it knew and begins with what is new.
+    assert after["optimizer.embedding.weight.step"] == 12
+    assert after["optimizer.blocks.0.attention.ssmax.scale.step"] == 6
+    assert load_lm(tmp_path / "f" / "model").config.rule == "ssmax"
+
+
+@pytest.mark.parametrize("letter", ["a", "b", "c", "d", "f", "probe", "temperature", "sqrt_log"])
+def test_every_configuration_trains(small, tmp_path, letter):
+    outcome = pretrain(small(letter, run__steps=4), tmp_path / "run", world=CPU)
+    assert outcome.step == 4
+    assert outcome.loss < 6.0
+
+
+def poison(monkeypatch, at_step):
+    """The loss of one step is NaN."""
+    from ssmax.train import loop
+
+    calls = {"steps": 0}
+
+    def poisoned(loss, batches, world, precision):
+        calls["steps"] += 1
+        value = accumulate_gradients(loss, batches, world, precision)
+        if calls["steps"] == at_step:
+            for parameter in loss.parameters():
+                parameter.grad.fill_(torch.nan)
+            return value * torch.nan
+        return value
+
+    monkeypatch.setattr(loop, "accumulate_gradients", poisoned)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
+    small, tmp_path, monkeypatch
+):
+    poison(monkeypatch, 7)
+    with pytest.raises(NonfiniteError, match=r"at step 7; the last good checkpoint is .*00000004"):
+        pretrain(small("b"), tmp_path / "run", world=CPU)
+    found = newest_checkpoint(tmp_path / "run", print)
+    assert found is not None and read_state(found).step == 4
+    kinds = [line["kind"] for line in read_journal(tmp_path / "run" / "journal.jsonl")]
+    assert kinds[-1] == "nonfinite"
+    monkeypatch.undo()
+    outcome = pretrain(small("b"), tmp_path / "run", world=CPU, resume=True)
+    pretrain(small("b"), tmp_path / "clean", world=CPU)
+    assert outcome.step == 12
+    assert_equal_runs(tmp_path / "run", tmp_path / "clean")
+
+
+def test_a_loss_that_is_not_finite_is_skipped_and_counted(small, tmp_path, monkeypatch, capsys):
+    poison(monkeypatch, 7)
+    config = small("b", run__on_nonfinite="skip")
+    assert pretrain(config, tmp_path / "run", world=CPU).step == 12
+    found = newest_checkpoint(tmp_path / "run", print)
+    assert found is not None and read_state(found).skipped == 1
+    assert all(weight.isfinite().all() for weight in weights_of(tmp_path / "run").values())
+    (line,) = read_journal(tmp_path / "run" / "journal.jsonl", "nonfinite")
+    assert line["step"] == 7
+    assert "step 7: loss nan" in capsys.readouterr().out
+
+
+def test_an_s_below_zero_is_said_aloud(small, tmp_path, capsys):
+    config = small("b", optim__lr=0.5, schedule__warmup_steps=0, optim__max_grad_norm=0)
+    pretrain(config, tmp_path / "run", world=CPU)
+    assert "an s is below 0" in capsys.readouterr().out
+
+
+def test_other_samples_are_another_run(small, tmp_path):
+    pretrain(small("b", run__steps=2), tmp_path / "run", world=CPU)
+    with pytest.raises(ValueError, match="other samples"):
+        pretrain(small("b", run__steps=4, data__seed=1), tmp_path / "run", world=CPU, resume=True)
+
+
+def test_a_folder_holds_one_run(small, tmp_path):
+    pretrain(small("b", run__steps=1), tmp_path / "run", world=CPU)
+    with pytest.raises(ValueError, match=r"holds a run already; go on with --resume"):
+        pretrain(small("b"), tmp_path / "run", world=CPU)
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused(small, tmp_path):
+    with pytest.raises(ValueError, match=r"vocabulary of 257; the model has 100: set model.vocab"):
+        pretrain(small("b", model__vocab_size=100), tmp_path / "run", world=CPU)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weight_decay_is_for_matrices_alone(small):
+    model = LM(small("d").model)
+    decayed, free = make_optimizer(model, small("d").optim, CPU.device).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert all(parameter.dim() >= 2 for parameter in decayed["params"])
+    free_names = {names[id(parameter)] for parameter in free["params"]}
+    assert {"blocks.0.attention.ssmax.scale", "blocks.0.attention.ssmax.bias"} <= free_names
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) + len(free["params"]) == len(names)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(small):
+    torch.manual_seed(0)
+    model = LM(small("d").model).double()
+    tokens = torch.randint(0, 257, (6, 17))
+    targets = tokens[:, 1:].clone()
+    targets[2, 3:] = IGNORE
+    batch = Batch(inputs_BT=tokens[:, :-1], targets_BT=targets)
+    parts = [
+        Batch(inputs_BT=batch.inputs_BT[rows], targets_BT=targets[rows])
+        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
+    ]
+    logits = model(batch.inputs_BT)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    loss = accumulate_gradients(Loss(model), parts, CPU, "float32")
+    torch.testing.assert_close(loss, expected.float().detach(), rtol=1e-6, atol=1e-6)
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_clipping_is_torchs_own(small):
+    model = LM(small("b").model)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    before = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    norm = clip_gradients(model, 1.0)
+    torch.testing.assert_close(norm, before.norm())
+    after = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.testing.assert_close(after, before / before.norm(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [0.5, 1.0, 1.0, 0.94, 0.775, 0.55, 0.325, 0.16]),
+        ("warmup-stable-decay", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.55]),
+    ],
+)
+def test_the_learning_rate_over_eight_steps(kind, expected):
+    from ssmax.train.config import ScheduleConfig
+
+    decay = {"decay_steps": 2} if kind == "warmup-stable-decay" else {}
+    schedule = ScheduleConfig(
+        kind=kind, warmup_steps=2, final=0.1 if kind != "constant" else 0.0, **decay
+    )
+    rates = [learning_rate(step, schedule, peak=1.0, steps=8) for step in range(8)]
+    assert rates == pytest.approx(expected, abs=0.006)
+
+
+def test_flops_are_six_for_every_weight_in_a_product(small):
+    config = dataclasses.replace(small("a").model, train_length=2)
+    model = LM(config)
+    weights = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    weights -= model.embedding.weight.numel()
+    attention = 12 * config.num_layers * config.width * 1.5
+    assert flops_per_token(config) == 6 * weights + attention
+
+
+def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path):
+    (tmp_path / "journal.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match="holds 3 bytes, the checkpoint was written after 10"):
+        Journal(tmp_path / "journal.jsonl", keep_bytes=10)
+
+
+def test_the_watch_is_quiet_off_the_first_rank(capsys):
+    Watch(is_shown=False).say("hello")
+    assert capsys.readouterr().out == ""
+
+
+def test_curves_for_tensorboard(small, tmp_path):
+    pytest.importorskip("tensorboard")
+    pretrain(small("b", run__steps=2, run__tensorboard=True), tmp_path / "run", world=CPU)
+    assert list((tmp_path / "run" / "tensorboard").iterdir())

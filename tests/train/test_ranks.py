@@ -1,0 +1,70 @@
+"""Ranks on gloo: two are one, and a run may go on with another number of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssmax.train import load_run_model
+from ssmax.train.config import TrainConfig
+from ssmax.train.journal import read_journal
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+def torchrun(ranks, folder, config: TrainConfig):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+        str(WORKER), str(folder), json.dumps(config.to_dict()),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses(folder, kind="step"):
+    return [line["loss"] for line in read_journal(folder / "journal.jsonl", kind)]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_ranks_are_one(small, tmp_path, parallel):
+    config = small("f", run__steps=20, run__parallel=parallel, switch__last_fraction=0.3)
+    torchrun(1, tmp_path / "one", config)
+    torchrun(2, tmp_path / "two", config)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert losses(tmp_path / "two", "validation") == pytest.approx(
+        losses(tmp_path / "one", "validation"), abs=1e-5
+    )
+    one, two = (load_run_model(tmp_path / name).state_dict() for name in ("one", "two"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, before, after):
+    config = small("b", run__steps=8, run__parallel="fsdp2")
+    longer = config.replaced({"run.steps": 16})
+    torchrun(before, tmp_path / "run", config)
+    torchrun(after, tmp_path / "run", longer)
+    torchrun(1, tmp_path / "whole", longer)
+    run = {
+        line["step"]: line["loss"]
+        for line in read_journal(tmp_path / "run" / "journal.jsonl", "step")
+    }
+    assert list(run) == list(range(1, 17))
+    assert list(run.values()) == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_four_ranks_of_a_sharded_run_read_what_two_wrote(small, tmp_path):
+    config = small("d", run__steps=8, run__parallel="fsdp2")
+    torchrun(2, tmp_path / "run", config)
+    torchrun(4, tmp_path / "run", config.replaced({"run.steps": 12}))
+    torchrun(1, tmp_path / "whole", config.replaced({"run.steps": 12}))
+    assert losses(tmp_path / "run")[-1] == pytest.approx(losses(tmp_path / "whole")[-1], abs=1e-5)

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
 
-.PHONY: help install test test-deep check format bench clean
+.PHONY: help install test test-all test-deep check format bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,10 +17,13 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
-	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lm,hf,testing,dev]'
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,testing,dev]'
 	touch $(READY)
 
 test: $(READY)  ## the tests that CI runs
+	"$(BIN)/python" -m pytest -n $(WORKERS) -m "not slow"
+
+test-all: $(READY)  ## those and the long ones: many kills, more ranks
 	"$(BIN)/python" -m pytest -n $(WORKERS)
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000

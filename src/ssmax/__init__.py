@@ -7,11 +7,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ssmax import data as data
     from ssmax import lm as lm
     from ssmax import nn as nn
     from ssmax import ops as ops
     from ssmax import records as records
     from ssmax import testing as testing
+    from ssmax import train as train
     from ssmax.nn import SSMaxScale as SSMaxScale
     from ssmax.ops.attention import attention_rows as attention_rows
     from ssmax.ops.attention import ssmax_attention as ssmax_attention
@@ -41,12 +43,13 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("lm", "nn", "ops", "records", "testing")
+_ROOMS = ("data", "lm", "nn", "ops", "records", "testing", "train")
 
 __all__ = [
     "SSMaxScale",
     "apply_rope",
     "attention_rows",
+    "data",
     "initial_s",
     "lm",
     "nn",
@@ -60,6 +63,7 @@ __all__ = [
     "ssmax_factor",
     "ssmax_power",
     "testing",
+    "train",
     "visible_keys",
 ]
 

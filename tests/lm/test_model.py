@@ -47,6 +47,30 @@ def test_the_papers_model_has_the_papers_size(rule, expected):
         assert LM(LMConfig(rule=rule)).num_parameters == expected
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_model_can_be_built_as_shapes_alone(rule):
+    with torch.device("meta"):
+        model = LM(LMConfig(rule=rule, num_layers=1))
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "probe", "ssmax_no_s"])
+def test_another_rule_keeps_every_other_weight(rule):
+    """Configuration (e): softmax replaced after training."""
+    model = make(rule="softmax")
+    model.theta = 500_000.0
+    other = model.with_rule(rule)
+    assert (other.config.rule, other.theta, other.training) == (rule, 500_000.0, model.training)
+    shared = dict(model.named_parameters())
+    new = [name for name, _ in other.named_parameters() if name not in shared]
+    assert all(".ssmax." in name or name.startswith("table.") for name in new)
+    for name, parameter in other.named_parameters():
+        if name in shared:
+            assert torch.equal(parameter, shared[name])
+            assert parameter.data_ptr() != shared[name].data_ptr()
+    assert set(shared) <= {name for name, _ in other.named_parameters()}
+
+
 def test_the_default_is_table_1():
     config = LMConfig()
     assert (config.num_layers, config.num_heads, config.width) == (12, 12, 768)

@@ -32,7 +32,7 @@ OnNonfinite = Annotated[
 def run(arguments: list[str]) -> int:
     """Run a verb; the exit code. Bad usage is one line and 2, any other failure one line and 1."""
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(arguments, standalone_mode=False, prog_name="ssmax")
         return result if isinstance(result, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped at once", 130)
@@ -54,7 +54,7 @@ def _usage(error: Any) -> int:
         print(error.format_message())
         return 2
     command = error.ctx.command_path if error.ctx is not None else "ssmax"
-    return _fail(f"{error.format_message()} See {command} --help", 2)
+    return _fail(f"{error.format_message().rstrip('.')}; see {command} --help", 2)
 
 
 def _fail(text: str, code: int) -> int:
@@ -145,7 +145,9 @@ def pretrain(
 
 @app.command()
 def finetune(
-    base: Annotated[Path, typer.Argument(help="The run whose model learns to answer.")],
+    base: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run whose model learns to answer.")
+    ],
     questions: Annotated[
         str, typer.Option(help="A file in SQuAD's format, or invented.")
     ] = "invented",

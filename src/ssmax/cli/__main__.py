@@ -1,0 +1,5 @@
+"""python -m ssmax.cli."""
+
+from ssmax.cli import main
+
+main()

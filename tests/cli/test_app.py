@@ -1,0 +1,173 @@
+"""The command line: quick help, one line and exit code 2 for bad usage, the path of a newcomer."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ssmax.cli import app
+
+TINY = [
+    "--set", "model.num_layers=1", "--set", "model.num_heads=2", "--set", "model.width=16",
+    "--set", "model.ff_width=16", "--set", "run.steps=3", "--set", "run.batch_size=2",
+    "--set", "run.micro_batch=2", "--set", "data.validation_windows=2",
+]  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty folder to work in, with a little text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"{number} bottles of beer. " * 30)
+    return tmp_path
+
+
+def test_help_is_instant():
+    command = [sys.executable, "-m", "ssmax.cli", "--help"]
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        times.append(time.perf_counter() - start)
+    assert "pretrain" in out and "generate" in out
+    assert min(times) < 0.3
+    code = "import sys, ssmax.cli.app; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune", "generate", "data", "data prepare"])
+def test_every_verb_has_help(verb, capsys):
+    assert app.run([*verb.split(), "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_from_text_to_an_answer(home, capsys):
+    assert app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"]) == 0
+    assert "to train on" in capsys.readouterr().out
+    assert app.run(["data", "verify", "tokens"]) == 0
+    assert "whole" in capsys.readouterr().out
+    assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0
+    assert "ssmax generate runs/quick-b" in capsys.readouterr().out
+    assert app.run(["pretrain", "--resume", "--set", "run.steps=4"]) == 0
+    assert "done, 4 steps" in capsys.readouterr().out
+    assert app.run(["finetune", "runs/quick-b", *TINY[8:], "--config", "temperature"]) == 0
+    assert "runs/quick-b-temperature-qa: done" in capsys.readouterr().out
+    assert app.run(["generate", "runs/quick-b", "beer", "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith("beer")
+    options = ["--temperature", "1", "--top-k", "5", "--max-new-tokens", "2", "--theta", "500000"]
+    assert app.run(["generate", "runs/quick-b-temperature-qa", "a", "beer", *options]) == 0
+    assert capsys.readouterr().out.count("---") == 2
+
+
+def test_without_data_the_embedded_text_is_prepared(home, capsys):
+    assert app.run(["pretrain", "--config", "a", *TINY]) == 0
+    out = capsys.readouterr().out
+    assert "preparing 'embedded' in data/embedded-bytes" in out
+    assert app.run(["pretrain", "--config", "c", *TINY]) == 0
+    assert "preparing" not in capsys.readouterr().out
+
+
+def test_settings_come_from_a_file_and_the_command_line_wins(home):
+    app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
+    (home / "mine.toml").write_text("[optim]\nlr = 0.5\nweight_decay = 0.25\n")
+    command = ["pretrain", "--data", "tokens", "--file", "mine.toml", *TINY]
+    assert app.run([*command, "--set", "optim.lr=0.125"]) == 0
+    from ssmax.train import read_run_config
+
+    config = read_run_config(home / "runs" / "quick-b")
+    assert (config.optim.lr, config.optim.weight_decay) == (0.125, 0.25)
+
+
+# What is typed, and what the one line must say.
+BAD = [
+    ("frob", "No such command 'frob'"),
+    ("pretrain --frob", "--frob"),
+    ("pretrain --preset huge", "--preset must be one of quick, gpu, paper, got 'huge'"),
+    ("pretrain --config z", "config must be one of a, b, c, d, f"),
+    ("pretrain --config e", "train a"),
+    ("pretrain --data nowhere", "no prepared tokens in data.folder, 'nowhere'"),
+    ("pretrain --data texts", "texts"),
+    ("pretrain --data tokens --set optim.lrr=1", "did you mean 'optim.lr'"),
+    ("pretrain --data tokens --set optim.lr=-1", "optim.lr must be positive"),
+    ("pretrain --data tokens --set optim.lr", "key=value"),
+    ("pretrain --data tokens --set model.vocab_size=100", "a vocabulary of 257"),
+    ("pretrain --data tokens --set model.train_length=1000000", "too few for one window"),
+    ("pretrain --data tokens --set run.parallel=tensor", "run.parallel must be one of"),
+    ("pretrain --data tokens --on-nonfinite ignore", "run.on_nonfinite must be one of stop, skip"),
+    ("pretrain --data tokens --file nowhere.toml", "there is no file nowhere.toml"),
+    ("pretrain --resume", "runs/quick-b is no run"),
+    ("finetune nowhere", "nowhere is no run"),
+    ("finetune", "RUN"),
+    ("generate nowhere hello", "nowhere is no run"),
+    ("generate", "RUN"),
+    ("data prepare nowhere tokens2", "there is no file or folder 'nowhere'"),
+    ("data prepare texts tokens --tokenizer gpt2", "holds another preparation"),
+    ("data prepare texts tokens3 --tokenizer nowhere.json", "nowhere.json"),
+    ("data prepare texts tokens3 --validation-fraction 2", "validation_fraction"),
+    ("data prepare texts tokens3 --workers 0", "workers must be at least 1"),
+    ("data prepare texts tokens3 --workers two", "--workers"),
+    ("data verify nowhere", "nowhere"),
+    ("data frob", "No such command 'frob'"),
+]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "texts").mkdir()
+    for number in range(30):
+        (folder / "texts" / f"{number}.txt").write_text(f"{number} bottles of beer. " * 30)
+    tokens = str(folder / "tokens")
+    here = os.getcwd()
+    os.chdir(folder)
+    assert app.run(["data", "prepare", "texts", tokens, "--tokenizer", "bytes"]) == 0
+    os.chdir(here)
+    return folder
+
+
+@pytest.mark.parametrize(("typed", "message"), BAD, ids=[typed for typed, _ in BAD])
+def test_bad_usage_is_one_line_and_exit_code_2(prepared, monkeypatch, capsys, typed, message):
+    monkeypatch.chdir(prepared)
+    before = sorted(path.name for path in prepared.iterdir())
+    assert app.run(typed.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("ssmax: ") and err.count("\n") == 1
+    assert sorted(path.name for path in prepared.iterdir()) == before, "it left something behind"
+
+
+def test_a_shard_with_a_flipped_bit_is_named(prepared, tmp_path, monkeypatch, capsys):
+    import shutil
+
+    shutil.copytree(prepared / "tokens", tmp_path / "tokens")
+    path = next((tmp_path / "tokens" / "train").glob("*.shard"))
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    monkeypatch.chdir(tmp_path)
+    for command in ("data verify tokens", "pretrain --data tokens"):
+        assert app.run(command.split()) == 2
+        assert path.name in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
+    command = [
+        sys.executable, "-m", "ssmax.cli", "pretrain", "--data", str(prepared / "tokens"), *TINY,
+        "--set", "run.steps=100000",
+    ]  # fmt: skip
+    import signal
+
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    journal = tmp_path / "runs" / "quick-b" / "journal.jsonl"
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped by SIGINT after step" in out and "--resume" in out

@@ -1,0 +1,135 @@
+"""Fine-tuning: the loss is the answers', examples do not see each other, a run goes on."""
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+import torch
+
+from ssmax.data.invented import COLOURS, invented_questions
+from ssmax.data.qa import IGNORE, UNANSWERABLE, encode_questions
+from ssmax.data.tokenizer import load_tokenizer
+from ssmax.lm import LM
+from ssmax.train import finetune, load_run_model, load_run_tokenizer, pretrain
+from ssmax.train.finetune import Rows
+from ssmax.train.journal import read_journal
+from ssmax.train.parallel import Loss
+from ssmax.train.world import alone
+
+CPU = alone(torch.device("cpu"))
+QUICK = {"run.steps": 4, "run.batch_size": 4, "run.micro_batch": 2, "schedule.warmup_steps": 1}
+
+
+@pytest.fixture
+def base(small, tmp_path):
+    config = small("a", model__train_length=160, run__steps=2, run__batch_size=2)
+    pretrain(config, tmp_path / "base", world=CPU)
+    return tmp_path / "base"
+
+
+def examples(count=12, length=160):
+    tokenizer = load_tokenizer("bytes")
+    questions = invented_questions(count, seed=0, max_facts=3)
+    found, _ = encode_questions(questions, tokenizer.encode, end_of_document=256, length=length)
+    return found
+
+
+def test_packed_rows_have_the_loss_of_the_examples_one_by_one(small):
+    """Packing changes neither n nor what is seen: each example loses what it loses alone."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(small("d").model, train_length=512)
+    loss = Loss(LM(config).double())
+    rows = Rows(examples(), length=512, seed=0)
+    batch = rows.rows(0, 3)
+    assert batch.inputs_BT.shape == (1, 3 * 512)
+    assert batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == 3 * 512
+    together = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+    alone_sum, count = torch.zeros((), dtype=torch.float64), 0
+    bounds = batch.cu_seqlens.tolist()
+    for start, stop in itertools.pairwise(bounds):
+        targets = batch.targets_BT[:, start:stop]
+        count += int((targets != IGNORE).sum())
+        alone_sum += loss(batch.inputs_BT[:, start:stop], targets)
+    assert count > 0
+    torch.testing.assert_close(together, alone_sum, rtol=1e-9, atol=1e-9)
+
+
+def test_only_answers_are_learnt():
+    tokenizer = load_tokenizer("bytes")
+    batch = Rows(examples(), length=512, seed=0).rows(0, 1)
+    learnt = batch.targets_BT[batch.targets_BT != IGNORE].tolist()
+    text = tokenizer.decode([token for token in learnt if token != 256])
+    assert "Question" not in text and " is " not in text
+    assert set(text.split()) <= {*COLOURS, UNANSWERABLE}
+
+
+def test_a_pretrained_run_learns_and_goes_on(base, tmp_path, capsys):
+    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK)
+    steps = read_journal(tmp_path / "qa" / "journal.jsonl", "step")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert "questions to learn from" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"run.steps cannot change"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={"run.steps": 8}, resume=True)
+    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
+    tokenizer = load_run_tokenizer(tmp_path / "qa")
+    out = load_run_model(tmp_path / "qa").generate([tokenizer.encode("Ada's hat")], 3)
+    assert len(out[0]) <= 3
+
+
+def test_it_starts_from_the_pretrained_weights(base, tmp_path):
+    changes = {**QUICK, "run.steps": 1, "optim.lr": 1e-12}
+    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
+    before, after = (load_run_model(path).state_dict() for path in (base, tmp_path / "qa"))
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-9)
+
+
+def test_configuration_e_replaces_the_rule_first(base, tmp_path):
+    finetune(base, tmp_path / "e", world=CPU, rule="ssmax", changes={**QUICK, "run.steps": 1})
+    assert load_run_model(tmp_path / "e").config.rule == "ssmax"
+    assert json.loads((tmp_path / "e" / "config.json").read_text())["model"]["rule"] == "ssmax"
+
+
+def test_questions_of_a_file(base, tmp_path):
+    paragraphs = [
+        {
+            "context": f"The sky over town {number} is grey.",
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": "What colour is the sky?",
+                    "answers": [{"text": "grey", "answer_start": 0}],
+                }
+            ],
+        }
+        for number in range(8)
+    ]
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    assert finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK).step == 4
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is not SQuAD"):
+        finetune(base, tmp_path / "other", world=CPU, questions=str(path))
+    with pytest.raises(ValueError, match="cannot be read as SQuAD"):
+        finetune(base, tmp_path / "other", world=CPU, questions=str(tmp_path / "nowhere"))
+
+
+def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
+    pretrain(small("a", run__steps=1), tmp_path / "base", world=CPU)
+    with pytest.raises(ValueError, match=r"0 of 2048 questions of 'invented' fit 16 tokens"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU)
+
+
+def test_invented_questions_can_be_answered_from_their_context():
+    questions = invented_questions(500, seed=3, max_facts=5)
+    assert questions == invented_questions(500, seed=3, max_facts=5)
+    assert questions != invented_questions(500, seed=4, max_facts=5)
+    without = 0
+    for question in questions:
+        owner = question.question.removeprefix("What colour is ").removesuffix("?")
+        fact = f"{owner} is {question.answer}."
+        without += question.answer == ""
+        assert (fact in question.context) == (question.answer != "")
+        assert question.context.count(owner) == (question.answer != "")
+    assert 20 < without < 90

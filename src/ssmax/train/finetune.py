@@ -73,6 +73,7 @@ def finetune(
     rule: str | None = None,
     changes: Mapping[str, Any] | None = None,
     resume: bool = False,
+    quiet: bool = False,
 ) -> Outcome:
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
@@ -91,7 +92,9 @@ def finetune(
         model = load_run_model(base)
         model = model if rule is None else model.with_rule(rule)
         config = _config(base_config, model, samples, validation, changes or {})
-    with run_folder(folder, config, tokenizer_from=base, world=world, resume=resume) as watch:
+    with run_folder(
+        folder, config, tokenizer_from=base, world=world, resume=resume, quiet=quiet
+    ) as watch:
         watch.say(
             f"{len(taught):,} questions to learn from, {samples.stream.rows_in_epoch(0):,} rows "
             f"of {length} tokens an epoch"

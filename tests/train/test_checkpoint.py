@@ -151,7 +151,7 @@ def test_a_failed_write_is_raised_and_leaves_the_last_checkpoint(small, tmp_path
 def test_a_vanished_shard_ends_the_run_by_name_with_the_checkpoint_intact(
     small, tmp_path, monkeypatch
 ):
-    from ssmax.train.pretrain import Windows
+    from ssmax.train.pretraining import Windows
 
     real = Windows.rows
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from ssmax.data.prepare import Prepared, Progress, prepare
+from ssmax.data.preparation import Prepared, Progress, prepare
 from ssmax.data.shards import INDEX
 from ssmax.train.recipes import DEFAULT_TEXT
 

@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from ssmax.data import prepare as module
-from ssmax.data.prepare import prepare
+from ssmax.data import preparation as module
+from ssmax.data.preparation import prepare
 from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tokenizer import load_tokenizer
 
@@ -141,7 +141,7 @@ def test_a_single_text_is_trained_on(tmp_path, copies, fraction):
 KILLED = """
 import sys
 from pathlib import Path
-from ssmax.data import prepare as module
+from ssmax.data import preparation as module
 module.TASK_BYTES = 2_000
 if __name__ == "__main__":
     module.prepare(sys.argv[1], Path(sys.argv[2]), tokenizer="bytes", workers=int(sys.argv[3]),

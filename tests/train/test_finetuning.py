@@ -12,7 +12,7 @@ from ssmax.data.qa import IGNORE, UNANSWERABLE, encode_questions
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.lm import LM
 from ssmax.train import finetune, load_run_model, load_run_tokenizer, pretrain
-from ssmax.train.finetune import Rows
+from ssmax.train.finetuning import Rows
 from ssmax.train.journal import read_journal
 from ssmax.train.parallel import Loss
 from ssmax.train.world import alone

@@ -1,0 +1,247 @@
+"""How fast does the paper's model train, ours and as one would write it in plain PyTorch?
+
+    python benchmarks/train_speed.py             # the paper's model on a GPU
+    python benchmarks/train_speed.py --quick     # a small one, anywhere
+
+The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
+torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Ours is
+the code that `ssmax pretrain` runs, with softmax and with SSMax. First all three are given the same
+weights and must have the same loss and gradient; then each trains in a process of its own, turn
+after turn, on random tokens. Rows are appended to benchmarks/results.csv.
+"""
+
+# B batch, T tokens, C width, F feed-forward width, V vocabulary, H heads, D head width
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ssmax.data.stream import Prefetch
+from ssmax.lm import LM, LMConfig
+from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax.train.config import OptimConfig, RunConfig
+from ssmax.train.loop import accumulate_gradients
+from ssmax.train.optimizer import make_optimizer
+from ssmax.train.parallel import Loss, build, clip_gradients
+from ssmax.train.samples import Batch
+from ssmax.train.world import alone
+
+RESULTS = Path(__file__).parent / "results.csv"
+PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
+RULES = {PLAIN: "softmax", SOFTMAX: "softmax", SSMAX: "ssmax"}
+TURNS = 2
+SEED = 0
+
+
+class PlainBlock(nn.Module):
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        width, self.heads = config.width, config.num_heads
+        self.attention_norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.ff_norm = nn.RMSNorm(width, eps=config.norm_eps)
+        self.gate, self.up = (nn.Linear(width, config.ff_width, bias=False) for _ in range(2))
+        self.down = nn.Linear(config.ff_width, width, bias=False)
+
+    def forward(self, x_BTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        h = self.attention_norm(x_BTC)
+        q, k, v = (
+            project(h).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for project in (self.q, self.k, self.v)
+        )
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        kernel = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if q.is_cuda else contextlib.nullcontext()
+        with kernel:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x_BTC = x_BTC + self.o(out.transpose(1, 2).flatten(2))
+        h = self.ff_norm(x_BTC)
+        return x_BTC + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+class PlainModel(nn.Module):
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        half = config.head // 2
+        rates = config.theta ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(config.train_length, dtype=torch.float64), rates)
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, _=None) -> Tensor:
+        x = self.embedding(inputs_BT)
+        for block in self.blocks:
+            x = block(x, self.cos, self.sin)
+        logits = self.head(self.norm(x)).float()
+        return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+
+def plain_weights(model: LM) -> dict[str, Tensor]:
+    """Ours by the names of the plain model."""
+    names = {".attention.": ".", "_proj.": ".", ".ff.": "."}
+    weights = {}
+    for name, weight in model.state_dict().items():
+        for ours, plain in names.items():
+            name = name.replace(ours, plain)
+        weights[name] = weight
+    return weights
+
+
+def check_agreement() -> float:
+    """Largest relative difference of loss and gradients, small model, float64."""
+    torch.manual_seed(SEED)
+    config = LMConfig(
+        num_layers=2, num_heads=2, width=32, ff_width=48, vocab_size=97, train_length=24
+    )
+    model = LM(config).double()
+    plain = PlainModel(config).double()
+    plain.load_state_dict(plain_weights(model))
+    tokens = torch.randint(0, 97, (3, 25))
+    losses, gradients = [], []
+    for module, loss in ((model, Loss(model)), (plain, plain)):
+        value = loss(tokens[:, :-1], tokens[:, 1:])
+        losses.append(value.detach())
+        found = torch.autograd.grad(value, [p for p in module.parameters() if p.dim() == 2])
+        gradients.append(torch.stack([g.norm() for g in found]))
+    worst = max(
+        ((losses[0] - losses[1]) / losses[1]).abs().item(),
+        ((gradients[0] - gradients[1]) / gradients[1]).abs().max().item(),
+    )
+    if not worst < 1e-6:
+        raise SystemExit(f"the two models differ by {worst:.1e}; nothing was timed")
+    return worst
+
+
+class RandomTokens:
+    """Samples that cost what shards cost, without their files."""
+
+    fingerprint = "random"
+
+    def __init__(self, config: LMConfig) -> None:
+        self.config = config
+
+    def rows(self, first: int, count: int) -> Batch:
+        generator = torch.Generator().manual_seed(first)
+        size = (count, self.config.train_length + 1)
+        tokens = torch.randint(0, self.config.vocab_size, size, generator=generator)
+        return Batch(inputs_BT=tokens[:, :-1].contiguous(), targets_BT=tokens[:, 1:].contiguous())
+
+
+def train_some(
+    name: str, config: LMConfig, batch: int, steps: int, warmup: int
+) -> dict[str, float]:
+    """Milliseconds a step (median), peak memory, last loss."""
+    torch.manual_seed(SEED)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    world = alone(device)
+    run = RunConfig(precision="bfloat16" if on_gpu else "float32", compile=on_gpu)
+    if name == PLAIN:
+        model: nn.Module = PlainModel(config).to(device)
+        model.load_state_dict(plain_weights(LM(config)))
+        loss: nn.Module = torch.compile(model) if on_gpu else model  # pyright: ignore
+    else:
+        model = LM(config)
+        loss = build(model, run, world)
+    optimizer = make_optimizer(model, OptimConfig(), device)
+    samples = RandomTokens(config)
+
+    def batches(step: int) -> list[Batch]:
+        rows = samples.rows(step * batch, batch)
+        return [rows.pinned() if on_gpu else rows]
+
+    taken, value = [], torch.zeros(())
+    with Prefetch(batches) as prefetched:
+        for step in range(warmup + steps):
+            if step == warmup and on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            value = accumulate_gradients(loss, next(prefetched), world, run.precision)
+            clip_gradients(model, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if on_gpu and step % 5 == 4:
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - start)
+    groups = [sum(taken[i : i + 5]) / 5 for i in range(warmup, warmup + steps, 5)]
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
+    return {"ms": statistics.median(groups) * 1e3, "mib": peak, "loss": value.item()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--batch", type=int, default=64, help="sequences of a step")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    parser.add_argument("--only", choices=list(RULES), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    shape = LMConfig()
+    batch, steps, warmup = arguments.batch, 40, 10
+    if arguments.quick:
+        shape = LMConfig(
+            num_layers=2, num_heads=4, width=64, ff_width=128, vocab_size=257, train_length=128
+        )
+        batch, steps, warmup = 8, 10, 5
+    if arguments.only:
+        config = LMConfig.from_dict({**shape.to_dict(), "rule": RULES[arguments.only]})
+        print("result", json.dumps(train_some(arguments.only, config, batch, steps, warmup)))
+        return
+    error = check_agreement()
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
+    for _ in range(TURNS):
+        for name in RULES:
+            command = [sys.executable, __file__, "--only", name, "--batch", str(batch)]
+            command += ["--quick"] if arguments.quick else []
+            out = subprocess.run(command, capture_output=True, text=True, check=False)
+            if out.returncode:
+                raise SystemExit(f"{name} failed:\n{out.stderr[-2000:]}")
+            line = out.stdout.strip().splitlines()[-1].removeprefix("result ")
+            results[name].append(json.loads(line))
+            print(f"{name:34} {line}", flush=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    provenance = Provenance.here(
+        config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
+    )
+    best = {name: min(turn["ms"] for turn in turns) for name, turns in results.items()}
+    peaks = {name: max(turn["mib"] for turn in turns) for name, turns in results.items()}
+    rows = []
+    for name in RULES:
+        rows.append(
+            BenchmarkRow(
+                benchmark="train_speed",
+                competitor=name,
+                shape=f"{shape.num_layers}x{shape.width} B{batch} T{shape.train_length}",
+                mode="step",
+                milliseconds=round(best[name], 3),
+                ratio=round(best[name] / best[PLAIN], 4),
+                peak_mib=round(peaks[name], 1),
+                memory_ratio=round(peaks[name] / peaks[PLAIN], 4) if peaks[PLAIN] else 0.0,
+                error=float(f"{error:.1e}"),
+                provenance=provenance,
+            )
+        )
+        speed = batch * shape.train_length / best[name] * 1e3
+        print(f"{name:34} {best[name]:8.2f} ms  {speed:10,.0f} tokens/s  {peaks[name]:8.0f} MiB")
+    append_csv(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -100,6 +100,7 @@ BAD = [
     ("pretrain --data tokens --set run.parallel=tensor", "run.parallel must be one of"),
     ("pretrain --data tokens --on-nonfinite ignore", "run.on_nonfinite must be one of stop, skip"),
     ("pretrain --data tokens --file nowhere.toml", "there is no file nowhere.toml"),
+    ("pretrain --data tokens --device tpu", "device must be cpu or cuda, got 'tpu'"),
     ("pretrain --resume", "runs/quick-b is no run"),
     ("finetune nowhere", "nowhere is no run"),
     ("finetune", "RUN"),
@@ -153,6 +154,22 @@ def test_a_shard_with_a_flipped_bit_is_named(prepared, tmp_path, monkeypatch, ca
     for command in ("data verify tokens", "pretrain --data tokens"):
         assert app.run(command.split()) == 2
         assert path.name in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_model_is_named(home, capsys):
+    app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
+    assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0
+    path = home / "runs" / "quick-b" / "config.json"
+    path.write_text(path.read_text().replace('"width": 16', '"width": 32'))
+    assert app.run(["pretrain", "--resume"]) == 2
+    assert "is the checkpoint of another model" in capsys.readouterr().err
+
+
+def test_a_single_text_leaves_none_for_validation(home):
+    (home / "one").mkdir()
+    (home / "one" / "a.txt").write_text("A single text. " * 100)
+    app.run(["data", "prepare", "one", "tokens", "--tokenizer", "bytes"])
+    assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0
 
 
 def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from ssmax.cli import app
 from ssmax.train.config import (
     TrainConfig,
     read_config_file,
@@ -68,11 +69,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("key", "value", "message"), BAD, ids=lambda x: str(x)[:30])
-def test_a_bad_value_is_refused_in_one_line(key, value, message):
+def test_a_bad_value_is_refused_in_one_line(key, value, message, capsys):
     with pytest.raises(ValueError) as error:
         TrainConfig().replaced({key: value})
     assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    if isinstance(value, str):
+        command = ["pretrain", "--preset", "paper", "--config", "a", "--data", "nowhere"]
+        assert app.run([*command, "--set", f"{key}={value}"]) == 2
+        assert capsys.readouterr().err == f"ssmax: {error.value}\n"
 
 
 def test_the_defaults_are_the_papers_table_2():

@@ -1,5 +1,6 @@
 """The verbs. Each imports what it needs when it is called, so that --help is instant."""
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -190,15 +191,15 @@ def finetune(
 
 
 def _ended(outcome, folder: Path, verb: str) -> int:
-    if outcome.stopped_by is None:
-        print(f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'")
-        return 0
-    print(
-        f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is saved; "
-        f"go on with ssmax {verb} --resume"
-    )
-    number = getattr(signal, outcome.stopped_by, signal.SIGTERM)
-    return 128 + number
+    is_done = outcome.stopped_by is None
+    if os.environ.get("RANK", "0") == "0":
+        print(
+            f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'"
+            if is_done
+            else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
+            f"saved; go on with ssmax {verb} --resume"
+        )
+    return 0 if is_done else 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
 
 
 @app.command()
@@ -217,10 +218,11 @@ def generate(
     import torch
 
     from ssmax.train import load_run_model, load_run_tokenizer
+    from ssmax.train.world import device_of
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    here = device_of(device)
     tokenizer = load_run_tokenizer(folder)
-    model = load_run_model(folder, device=device).eval()
+    model = load_run_model(folder, device=here).eval()
     if theta is not None:
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
@@ -235,7 +237,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         stop_tokens=[tokenizer.vocabulary.end_of_document],
-        generator=torch.Generator(device).manual_seed(seed),
+        generator=torch.Generator(here).manual_seed(seed),
     ):
         for row, token in zip(new, step, strict=True):
             if token is not None:

@@ -45,10 +45,12 @@ def pretrain(
     shards = _open(data, TRAIN, config)
     length, seed = config.model.train_length, config.data.seed
     samples = Windows(shards, length=length, seed=seed)
-    held_out = _open(data, VALIDATION, config) if config.data.validation_windows else None
     validation = None
-    if held_out is not None and held_out.num_tokens > length:
-        validation = Windows(held_out, length=length, seed=seed)
+    if config.data.validation_windows and (data / VALIDATION).is_dir():
+        held_out = _open(data, VALIDATION, config)
+        # A small text may have too little to spare.
+        if held_out.num_tokens > length:
+            validation = Windows(held_out, length=length, seed=seed)
     tokenizer = dataclasses.replace(config.data, tokenizer=shards.vocabulary.name)
     config = dataclasses.replace(config, data=tokenizer)
     with run_folder(

@@ -116,7 +116,7 @@ def write_model(model: LM, folder: Path, world: World) -> None:
     hidden.rename(final)
 
 
-def load_run_model(folder: Path, *, device: str = "cpu") -> LM:
+def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:
     """The model of a run: what it was finished with, or else that of its newest checkpoint."""
     config = read_run_config(folder)
     if (folder / MODEL).is_dir():

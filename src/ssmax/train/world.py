@@ -65,7 +65,7 @@ def joined_world(device: str | None = None) -> Iterator[World]:
     """The world of torchrun's environment, or of this process alone; left when done."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
-    here = _device(device)
+    here = device_of(device)
     if here.type == "cuda":
         torch.cuda.set_device(here)
     if size == 1:
@@ -80,9 +80,14 @@ def joined_world(device: str | None = None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def _device(device: str | None) -> torch.device:
+def device_of(device: str | None) -> torch.device:
+    """cpu or this rank's GPU by name; None: what there is."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device(device)
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+    if device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch finds no GPU here; give cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -165,6 +165,20 @@ def test_a_checkpoint_of_another_model_is_named(home, capsys):
     assert "is the checkpoint of another model" in capsys.readouterr().err
 
 
+def test_a_disk_that_takes_no_more_is_one_line(prepared, tmp_path):
+    """No file may grow past 64 KiB, which a checkpoint does; the journal does not."""
+    typed = " ".join([*TINY, "--set", "run.batch_size=2", "--runs", "runs"])
+    command = f"ulimit -f 64; exec '{sys.executable}' -m ssmax.cli pretrain {typed} --data"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} '{prepared / 'tokens'}'"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "cannot be written" in done.stderr and "go on with --resume" in done.stderr
+    assert not list((tmp_path / "runs" / "quick-b" / "checkpoints").glob("step-*"))
+
+
 def test_a_single_text_leaves_none_for_validation(home):
     (home / "one").mkdir()
     (home / "one" / "a.txt").write_text("A single text. " * 100)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -118,9 +119,16 @@ class CheckpointWriter:
                 write_whole(final.parent / POINTER, final.name + "\n")
                 self._drop_old()
             self.last_step = state.step
+        except CheckpointException as error:
+            # Of every rank that failed; the first cause is the one to show.
+            cause = next(iter(error.failures.values()))[0]
+            self._failure = cause if isinstance(cause, OSError) else error
         except BaseException as error:
             # A thread has no one to raise to; `finish` does it.
             self._failure = error
+        finally:
+            if self.world.is_first:
+                shutil.rmtree(hidden, ignore_errors=True)
 
     def _drop_old(self) -> None:
         for folder in sorted(_steps(self.run), reverse=True)[self.keep :]:

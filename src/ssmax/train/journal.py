@@ -4,6 +4,7 @@ A run that was stopped and resumed leaves the same bytes as one that never was: 
 after the checkpoint is cut off before the run goes on. Times and speeds are in events.jsonl.
 """
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -43,8 +44,9 @@ class Journal:
         return self._file.tell()
 
     def close(self) -> None:
-        """Write what is left and close."""
-        self._file.close()
+        """Write what is left and close; what cannot be written was said before."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -113,6 +113,11 @@ def train(
         _event(job, "start", step=state.step, ranks=world.size, device=str(world.device))
         try:
             return _all_phases(job, state, found, first_weights)
+        except OSError as error:
+            raise OSError(
+                f"{folder} cannot be written: {error}; its checkpoints are intact, mend that and "
+                "go on with --resume"
+            ) from error
         finally:
             for file in (journal, events):
                 if file is not None:

@@ -87,6 +87,13 @@ def test_the_newest_stay_and_the_pointer_names_the_last(tmp_path):
     assert read_state(checkpoint_folder(tmp_path, 4)) == state(4)
 
 
+def test_a_broken_later_one_does_not_take_the_place_of_the_newest(tmp_path):
+    save(tmp_path, 4, 8)
+    flip_a_bit(checkpoint_folder(tmp_path, 8) / "state.json")
+    save(tmp_path, 5, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000005"]
+
+
 def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path):
     weight = torch.ones(1000, 1000)
     with CheckpointWriter(tmp_path, CPU, keep=1) as writer:

@@ -44,7 +44,7 @@ def embedded_documents() -> Iterator[Document]:
     if not paths:
         raise ValueError(
             f"this Python comes without the sources of its standard library: {root} holds none; "
-            "give a text of your own with --source"
+            "give a text of your own"
         )
     for path in paths:
         text = path.read_text(encoding="utf-8")

@@ -117,7 +117,7 @@ class CheckpointWriter:
                 hidden.rename(final)
                 sync_folder(final.parent)
                 write_whole(final.parent / POINTER, final.name + "\n")
-                self._drop_old()
+                self._drop_others(final)
             self.last_step = state.step
         except CheckpointException as error:
             # Of every rank that failed; the first cause is the one to show.
@@ -130,8 +130,11 @@ class CheckpointWriter:
             if self.world.is_first:
                 shutil.rmtree(hidden, ignore_errors=True)
 
-    def _drop_old(self) -> None:
-        for folder in sorted(_steps(self.run), reverse=True)[self.keep :]:
+    def _drop_others(self, newest: Path) -> None:
+        # One of a later step was not whole, or the run would have gone on from it.
+        later = [folder for folder in _steps(self.run) if folder.name > newest.name]
+        old = sorted(set(_steps(self.run)) - set(later), reverse=True)[self.keep :]
+        for folder in later + old:
             shutil.rmtree(folder)
         for folder in (self.run / FOLDER).glob(".*.writing"):
             shutil.rmtree(folder)

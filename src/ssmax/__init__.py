@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ssmax import data as data
+    from ssmax import eval as eval
     from ssmax import lm as lm
     from ssmax import nn as nn
     from ssmax import ops as ops
@@ -43,13 +44,14 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("data", "lm", "nn", "ops", "records", "testing", "train")
+_ROOMS = ("data", "eval", "lm", "nn", "ops", "records", "testing", "train")
 
 __all__ = [
     "SSMaxScale",
     "apply_rope",
     "attention_rows",
     "data",
+    "eval",
     "initial_s",
     "lm",
     "nn",

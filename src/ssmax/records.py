@@ -14,7 +14,9 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Record = TypeVar("Record")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +69,93 @@ class BenchmarkRow:
     error: float
     """Largest deviation from the float64 oracle, relative to its largest value; inf where wrong."""
     provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PositionLoss:
+    """Loss at every position of long documents: figure 5."""
+
+    run: str
+    mean: list[float]
+    """Position i is the token that follows i + 1 others."""
+    std: list[float]
+    """Over documents."""
+    count: int
+    """Documents."""
+    binned: list[list[float]]
+    """Every document's mean in ranges of positions that double from 128 on."""
+    provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NeedleTrial:
+    """One question about a number hidden in a text: figure 6."""
+
+    run: str
+    length: int
+    """Tokens of the prompt."""
+    depth: float
+    """Where the number was, from 0, the start, to 1."""
+    trial: int
+    city: str
+    number: str
+    said: str
+    is_whole: bool
+    first_digit: bool
+    digits_right: int
+    provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class NeedleScore:
+    """Attention from the end of a prompt to the number hidden in it: figures 7 and 8."""
+
+    run: str
+    length: int
+    depth: float
+    trial: int
+    number: str
+    said: str
+    is_whole: bool
+    first_digit: bool
+    number_scores: list[list[float]]
+    """By layer and head, on the number."""
+    sentence_scores: list[list[float]]
+    """Likewise, on its whole sentence."""
+    provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fading:
+    """How sharp attention is where queries see n keys, by layer and head."""
+
+    run: str
+    num_keys: list[int]
+    entropy: list[list[list[float]]]
+    """Layer, head, n; in nats."""
+    largest: list[list[list[float]]]
+    """The largest weight, likewise."""
+    count: int
+    """Documents."""
+    provenance: Provenance
+
+
+def to_json_line(record: Any) -> str:
+    """A record as one line of a .jsonl file; numbers keep every digit."""
+    return json.dumps(dataclasses.asdict(record)) + "\n"
+
+
+def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
+    """The records of a file; a last line that was cut short is left out."""
+    records = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            values = json.loads(line)
+            values["provenance"] = Provenance(**values["provenance"])
+            records.append(kind(**values))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}:{number} is no {kind.__name__}: {error}") from None
+    return records
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -55,5 +55,7 @@ def test_the_version_names_python_and_the_text(documents, monkeypatch, tmp_path)
 
 def test_a_python_without_sources_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python311.zip"))
-    with pytest.raises(ValueError, match="without the sources of its standard library.*text of your own"):
+    with pytest.raises(
+        ValueError, match="without the sources of its standard library.*text of your own"
+    ):
         list(embedded_documents())

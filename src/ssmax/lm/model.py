@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ssmax.lm import sampling
 from ssmax.lm.config import LMConfig
 from ssmax.nn import KVCache, ProbeTable, RotaryEmbedding, SelfAttention
+from ssmax.ops.loss import linear_cross_entropy
 from ssmax.ops.visible import Visibility, visibility
 
 
@@ -137,6 +138,14 @@ class LM(nn.Module):
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
         return self.norm(x_BTC)
+
+    @torch.no_grad()
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        """-log p of every token given those before it, (B, T - 1), without the logits."""
+        hidden_BTC = self.hidden(tokens_BT[:, :-1])
+        return linear_cross_entropy(
+            hidden_BTC, self.head.weight, tokens_BT[:, 1:], reduction="none"
+        ).float()
 
     def attention_rows(
         self,

@@ -1,0 +1,146 @@
+"""A needle in a haystack: a sentence with a number, hidden in a text and asked for behind it."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmax.data.qa import Question, format_question
+
+CITIES = (
+    "Athens",
+    "Berlin",
+    "Cairo",
+    "Delhi",
+    "Geneva",
+    "Havana",
+    "Kyoto",
+    "Lagos",
+    "Lima",
+    "London",
+    "Madrid",
+    "Naples",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seoul",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+)
+DIGITS = 7
+PAPERS_NEEDLE = ("Tokyo", "8106422")
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needle:
+    """What is hidden, and asked for."""
+
+    city: str
+    number: str
+
+    @property
+    def statement(self) -> str:
+        """The sentence up to its number."""
+        return f" The special magic {self.city} number is:"
+
+    @property
+    def question(self) -> str:
+        """What is asked at the end."""
+        return f"What is the special magic {self.city} number?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Haystack:
+    """A prompt that ends where the number should follow."""
+
+    tokens: list[int]
+    needle: Needle
+    sentence: tuple[int, int]
+    """Where the needle's sentence is among the tokens: from, to."""
+    number: tuple[int, int]
+    """Where its number is."""
+    answer: list[int]
+    """The number's tokens, as they should follow."""
+
+
+def random_needle(chance: random.Random, *, digits: int = DIGITS) -> Needle:
+    """A city and a number that does not begin with 0."""
+    first = chance.choice("123456789")
+    rest = "".join(chance.choice("0123456789") for _ in range(digits - 1))
+    return Needle(city=chance.choice(CITIES), number=first + rest)
+
+
+def hide(
+    needle: Needle,
+    text: Sequence[int] | np.ndarray,
+    *,
+    length: int,
+    depth: float,
+    encode: Encode,
+    breaks: frozenset[int] = frozenset(),
+) -> Haystack:
+    """A prompt of `length` tokens with the needle at a depth, 0: at the start, 1: at the end.
+
+    `text` is cut to what is left of the length. The needle goes behind the last of the tokens
+    `breaks`, those that end a sentence, before its place; to the place itself where there is none.
+    """
+    if not 0.0 <= depth <= 1.0:
+        raise ValueError(f"depth must be from 0 to 1, got {depth}")
+    statement, number, end = encode(needle.statement), encode(f" {needle.number}"), encode(".")
+    asked, _ = format_question(
+        Question(id="needle", context="", question=needle.question, answer=needle.number)
+    )
+    question = encode(asked)
+    room = length - len(statement) - len(number) - len(end) - len(question)
+    if room < 0:
+        raise ValueError(
+            f"a context of {length} tokens is too short: the needle and its question alone take "
+            f"{length - room}"
+        )
+    if len(text) < room:
+        raise ValueError(
+            f"the haystack has {len(text)} tokens, a context of {length} needs {room}; "
+            "give a longer text"
+        )
+    hay = [int(token) for token in text[:room]]
+    place = _place(hay, round(depth * room), breaks)
+    sentence = (place, place + len(statement) + len(number) + len(end))
+    start = place + len(statement)
+    return Haystack(
+        tokens=[*hay[:place], *statement, *number, *end, *hay[place:], *question],
+        needle=needle,
+        sentence=sentence,
+        number=(start, start + len(number)),
+        answer=number,
+    )
+
+
+def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:
+    for place in range(wanted, 0, -1):
+        if hay[place - 1] in breaks:
+            return place
+    return wanted
+
+
+def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
+    """The tokens whose text ends a sentence or a line."""
+    return frozenset(
+        token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
+    )
+
+
+def found_digits(continuation: str, number: str) -> int:
+    """How many digits of the number a continuation begins with, in their places."""
+    said = continuation.strip()
+    return sum(a == b for a, b in zip(said, number, strict=False))
+
+
+def says_number(continuation: str, number: str) -> bool:
+    """True where a continuation begins with the whole number and no further digit."""
+    said = continuation.strip()
+    return said.startswith(number) and not said[len(number) : len(number) + 1].isdigit()

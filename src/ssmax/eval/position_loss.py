@@ -1,0 +1,76 @@
+"""Figure 5: the loss at every position of long documents, nothing retrained."""
+
+# B documents at a time, T tokens
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssmax.eval.protocols import Subject
+from ssmax.records import PositionLoss, Provenance
+
+
+@torch.no_grad()
+def measure_position_loss(
+    subject: Subject,
+    documents_BT: Tensor | np.ndarray,
+    *,
+    run: str,
+    provenance: Provenance,
+    batch: int = 1,
+    device: torch.device | str = "cpu",
+    on_document: Callable[[int, int], None] | None = None,
+) -> PositionLoss:
+    """Mean and spread over documents of one length, at every position.
+
+    Position i is the loss of the token that follows i + 1 others. Sums are float64.
+    """
+    documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
+    if documents.dim() != 2 or documents.shape[1] < 2 or not len(documents):
+        raise ValueError(
+            "documents must be rows of at least 2 tokens, all of one length, "
+            f"got shape {tuple(documents.shape)}"
+        )
+    total = torch.zeros(documents.shape[1] - 1, dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    means = []
+    for start in range(0, len(documents), batch):
+        losses_BT = subject.losses(documents[start : start + batch].to(device)).double().cpu()
+        total += losses_BT.sum(0)
+        squares += losses_BT.square().sum(0)
+        means.append(losses_BT)
+        if on_document is not None:
+            on_document(min(start + batch, len(documents)), len(documents))
+    count = len(documents)
+    mean = total / count
+    spread = ((squares / count - mean.square()).clamp_min(0.0) * count / max(count - 1, 1)).sqrt()
+    return PositionLoss(
+        run=run,
+        mean=mean.tolist(),
+        std=spread.tolist(),
+        count=count,
+        binned=_binned(torch.cat(means)).tolist(),
+        provenance=provenance,
+    )
+
+
+def _binned(losses_BT: Tensor) -> Tensor:
+    """Every document's mean loss in a few ranges of positions, for comparisons in pairs."""
+    edges = bin_edges(losses_BT.shape[1])
+    return torch.stack(
+        [losses_BT[:, start:stop].mean(1) for start, stop in itertools.pairwise(edges)],
+        dim=1,
+    )
+
+
+def bin_edges(length: int) -> list[int]:
+    """Ranges of positions that double: 0, 128, 256, ... to the end."""
+    edges = [0]
+    edge = 128
+    while edge < length:
+        edges.append(edge)
+        edge *= 2
+    return [*edges, length]

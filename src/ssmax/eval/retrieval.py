@@ -1,0 +1,144 @@
+"""Figure 6: is a number found again, whatever the length of the text and wherever it was hidden?"""
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ssmax._files import write_whole
+from ssmax.data.haystack import (
+    Haystack,
+    found_digits,
+    hide,
+    random_needle,
+    says_number,
+    sentence_ends,
+)
+from ssmax.data.tokenizer import Tokenizer
+from ssmax.eval.protocols import Subject
+from ssmax.records import NeedleTrial, Provenance, read_jsonl, to_json_line
+
+
+def measure_retrieval(
+    subject: Subject,
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    *,
+    run: str,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    seed: int,
+    out: Path,
+    provenance: Provenance,
+    batch: int = 8,
+    digits: int = 7,
+    on_cell: Callable[[int, int], None] | None = None,
+) -> list[NeedleTrial]:
+    """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
+
+    A grid that was stopped goes on with the cells that `out` lacks. Trial i of a cell has the same
+    needle and the same stretch of text for every model.
+    """
+    if not len(lengths) or not len(depths) or trials < 1:
+        raise ValueError(
+            f"a grid needs lengths, depths and trials, got {len(lengths)}, {len(depths)}, {trials}"
+        )
+    done = _finished(out, run, trials)
+    ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
+    cells = [(length, depth) for length in lengths for depth in depths]
+    for number, (length, depth) in enumerate(cells, 1):
+        if (length, depth) not in done:
+            stacks = [
+                make_haystack(
+                    tokenizer, text, ends, length=length, depth=depth, trial=trial, seed=seed,
+                    digits=digits,
+                )
+                for trial in range(trials)
+            ]  # fmt: skip
+            found = [
+                NeedleTrial(
+                    run=run,
+                    length=length,
+                    depth=depth,
+                    trial=trial,
+                    city=stack.needle.city,
+                    number=stack.needle.number,
+                    said=said,
+                    is_whole=says_number(said, stack.needle.number),
+                    first_digit=found_digits(said[:2], stack.needle.number[:1]) == 1,
+                    digits_right=found_digits(said, stack.needle.number),
+                    provenance=provenance,
+                )
+                for trial, (stack, said) in enumerate(
+                    zip(stacks, answers(subject, tokenizer, stacks, batch=batch), strict=True)
+                )
+            ]
+            _append(out, found)
+            done[length, depth] = found
+        if on_cell is not None:
+            on_cell(number, len(cells))
+    return [trial for cell in cells for trial in done[cell]]
+
+
+def make_haystack(
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    ends: frozenset[int],
+    *,
+    length: int,
+    depth: float,
+    trial: int,
+    seed: int,
+    digits: int = 7,
+) -> Haystack:
+    """A trial's prompt: its needle and its stretch of text follow from its numbers alone."""
+    chance = random.Random(f"needle {seed} {length} {depth} {trial}")
+    needle = random_needle(chance, digits=digits)
+    start = chance.randrange(max(1, len(text) - length + 1))
+    return hide(
+        needle,
+        text[start:],
+        length=length,
+        depth=depth,
+        encode=tokenizer.encode,
+        breaks=ends,
+    )
+
+
+def answers(
+    subject: Subject, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
+) -> Iterator[str]:
+    """What a model says, greedily, a few tokens past the length of the number."""
+    for start in range(0, len(stacks), batch):
+        part = stacks[start : start + batch]
+        budget = max(len(stack.answer) for stack in part) + 2
+        for new in subject.generate([stack.tokens for stack in part], budget):
+            yield tokenizer.decode(new)
+
+
+def _finished(out: Path, run: str, trials: int) -> dict[tuple[int, float], list[NeedleTrial]]:
+    """The cells of a file that are whole; what is left of another is dropped from it."""
+    if not out.exists():
+        return {}
+    cells: dict[tuple[str, int, float], list[NeedleTrial]] = {}
+    for trial in read_jsonl(out, NeedleTrial):
+        cells.setdefault((trial.run, trial.length, trial.depth), []).append(trial)
+    whole = {cell: found for cell, found in cells.items() if cell[0] != run or len(found) == trials}
+    write_whole(out, "".join(to_json_line(trial) for found in whole.values() for trial in found))
+    return {cell[1:]: found for cell, found in whole.items() if cell[0] == run}
+
+
+def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a") as file:
+        file.write("".join(to_json_line(trial) for trial in trials))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def accuracy(trials: Sequence[NeedleTrial]) -> float:
+    """The share of whole numbers."""
+    return sum(trial.is_whole for trial in trials) / len(trials)

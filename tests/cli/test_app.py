@@ -202,3 +202,35 @@ def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped by SIGINT after step" in out and "--resume" in out
+
+
+def test_a_run_is_measured(home, capsys):
+    app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
+    assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0
+    capsys.readouterr()
+    typed = "evaluate position-loss runs/quick-b --length 300 --documents 2"
+    assert app.run(typed.split()) == 0
+    assert "positions    256 to    300" in capsys.readouterr().out
+    grid = "evaluate needle runs/quick-b --length 150 --length 200 --depths 2 --trials 2"
+    assert app.run([*grid.split(), "--theta", "500000"]) == 0
+    assert "cell 4/4" in capsys.readouterr().out
+    score = "evaluate needle-score runs/quick-b --length 200 --trials 2 --rule softmax"
+    assert app.run(score.split()) == 0
+    assert "of 2 numbers found" in capsys.readouterr().out
+    typed = "evaluate fading runs/quick-b --length 100 --documents 2"
+    assert app.run(typed.split()) == 0
+    assert "n    101  largest weight" in capsys.readouterr().out
+    names = sorted(path.name for path in (home / "results").iterdir())
+    assert names == ["fading.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
+    assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()
+    assert '"run": "quick-b+softmax"' in (home / "results" / "needle_score.jsonl").read_text()
+    for typed, message in (
+        ("needle runs/quick-b --length 20", "a context of 20 tokens is too short"),
+        ("needle-score runs/quick-b --depth 1.5", "depth must be from 0 to 1, got 1.5"),
+        ("needle runs/quick-b --depths 0", "a grid needs"),
+        ("position-loss runs/quick-b --length 10000000", "too few for a row"),
+        ("fading nowhere", "nowhere is no run"),
+        ("fading runs/quick-b --rule x", "rule must be one of"),
+    ):
+        assert app.run(["evaluate", *typed.split()]) == 2
+        assert message in capsys.readouterr().err

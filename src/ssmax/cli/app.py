@@ -16,6 +16,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax: the library's models, trained and tried from the command line.",
 )
+evaluate_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="What the paper measures, of a run."
+)
+app.add_typer(evaluate_app, name="evaluate")
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Text to tokens.")
 app.add_typer(data_app, name="data")
 
@@ -252,3 +256,95 @@ def generate(
     else:
         for prompt, row in zip(prompts, new, strict=True):
             print(f"{prompt}{tokenizer.decode(row)}\n---")
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+Text = Annotated[Path | None, typer.Option("--data", help="Prepared tokens; by default the run's.")]
+Theta = Annotated[float | None, typer.Option(help="Base of the rotation; by default the run's.")]
+Rule = Annotated[str | None, typer.Option(help="Replace the attention's rule first: e's is ssmax.")]
+Results = Annotated[Path, typer.Option(help="Folder of the results.")]
+Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
+
+
+@evaluate_app.command("position-loss")
+def evaluate_position_loss(
+    folder: RunFolder,
+    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
+    documents: Annotated[int, typer.Option(help="How many.")] = 32,
+    batch: Annotated[int, typer.Option(help="Documents at a time.")] = 1,
+    data: Text = None,
+    theta: Theta = None,
+    rule: Rule = None,
+    results: Results = Path("results"),
+    device: Device = None,
+) -> None:
+    """The loss at every position of long documents: figure 5."""
+    from ssmax.cli.evaluate import Measurement, position_loss
+
+    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    position_loss(here, length=length, documents=documents, batch=batch)
+
+
+@evaluate_app.command("needle")
+def evaluate_needle(
+    folder: RunFolder,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Tokens of a context; may be repeated.")
+    ] = None,
+    depths: Annotated[int, typer.Option(help="Depths from start to end, evenly.")] = 11,
+    trials: Annotated[int, typer.Option(help="Of a cell.")] = 20,
+    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
+    batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
+    data: Text = None,
+    theta: Theta = None,
+    rule: Rule = None,
+    seed: Seed = 0,
+    results: Results = Path("results"),
+    device: Device = None,
+) -> None:
+    """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
+    from ssmax.cli.evaluate import Measurement, needle
+
+    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    needle(
+        here, lengths=lengths, depths=depths, trials=trials, digits=digits, batch=batch, seed=seed
+    )
+
+
+@evaluate_app.command("needle-score")
+def evaluate_needle_score(
+    folder: RunFolder,
+    length: Annotated[int | None, typer.Option(help="Tokens of a context.")] = None,
+    trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
+    depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
+    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
+    data: Text = None,
+    theta: Theta = None,
+    rule: Rule = None,
+    seed: Seed = 0,
+    results: Results = Path("results"),
+    device: Device = None,
+) -> None:
+    """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
+    from ssmax.cli.evaluate import Measurement, needle_score
+
+    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    needle_score(here, length=length, trials=trials, depth=depth, digits=digits, seed=seed)
+
+
+@evaluate_app.command("fading")
+def evaluate_fading(
+    folder: RunFolder,
+    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
+    documents: Annotated[int, typer.Option(help="How many.")] = 8,
+    data: Text = None,
+    theta: Theta = None,
+    rule: Rule = None,
+    results: Results = Path("results"),
+    device: Device = None,
+) -> None:
+    """How sharp attention is, head by head, as the context grows."""
+    from ssmax.cli.evaluate import Measurement, fading
+
+    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    fading(here, length=length, documents=documents)

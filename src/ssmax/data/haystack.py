@@ -1,5 +1,6 @@
 """A needle in a haystack: a sentence with a number, hidden in a text and asked for behind it."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmax.data.qa import Question, format_question
+from ssmax.data.shards import ShardSet
 
 CITIES = (
     "Athens",
@@ -125,6 +127,26 @@ def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:
         if hay[place - 1] in breaks:
             return place
     return wanted
+
+
+def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
+    """Rows of end_of_document and `length` tokens: the first documents that are so long.
+
+    Where too few are, the text is taken as it runs on from document to document.
+    """
+    if length < 1 or count < 1:
+        raise ValueError(f"length and count must be at least 1, got {length} and {count}")
+    bounds = [*shards.document_starts().tolist(), shards.num_tokens]
+    starts = [a for a, b in itertools.pairwise(bounds) if b - a > length][:count]
+    if len(starts) < count:
+        starts = list(range(0, shards.num_tokens - length + 1, length))[:count]
+    if not starts:
+        raise ValueError(
+            f"{shards.folder} holds {shards.num_tokens} tokens, too few for a row of {length}; "
+            "prepare more text or measure shorter contexts"
+        )
+    end = shards.vocabulary.end_of_document
+    return np.stack([np.append(end, shards.slice(start, start + length)) for start in starts])
 
 
 def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:

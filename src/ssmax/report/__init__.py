@@ -1,0 +1,1 @@
+"""Figures, tables and the page, drawn from records alone; no torch."""

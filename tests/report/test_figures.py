@@ -1,0 +1,160 @@
+"""Figures say what the records say, and the same records give the same bytes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.report import figures
+from ssmax.report.fits import fit_shapes, softmax_largest
+from ssmax.report.style import LOOKS, as_svg, look, save
+
+HERE = Provenance(
+    commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
+)
+
+
+def trial(length, depth, number, *, whole, first=True):
+    return NeedleTrial(
+        run="r", length=length, depth=depth, trial=number, city="Oslo", number="1234567",
+        said="", is_whole=whole, first_digit=first, digits_right=7 * whole, provenance=HERE,
+    )  # fmt: skip
+
+
+def score(number, values, *, whole=False, first=False):
+    return NeedleScore(
+        run="r", length=100, depth=0.5, trial=number, number="1234567", said="", is_whole=whole,
+        first_digit=first, number_scores=values, sentence_scores=values, provenance=HERE,
+    )  # fmt: skip
+
+
+LOSS = PositionLoss(
+    run="r",
+    mean=list(np.linspace(5, 3, 1000)),
+    std=[0.1] * 1000,
+    count=4,
+    binned=[],
+    provenance=HERE,
+)
+GRID = [trial(n, d, i, whole=n < 300) for n in (100, 500) for d in (0.0, 1.0) for i in range(2)]
+SCORES = [
+    score(0, [[0.1, 0.7], [0.2, 0.0]], whole=True),
+    score(1, [[0.3, 0.1], [0.0, 0.0]], first=True),
+    score(2, [[0.05, 0.0], [0.0, 0.0]]),
+]
+DRAWN = {
+    "figure1": lambda: figures.figure1([10, 100, 1000]),
+    "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
+    "figure3": lambda: figures.figure3((10, 100)),
+    "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
+    "figure5": lambda: figures.figure5({"a": LOSS, "b": LOSS}, train_length=128),
+    "figure6": lambda: figures.figure6(dict.fromkeys("abcd", GRID)),
+    "figure7": lambda: figures.figure7({"a": SCORES[2], "b": SCORES[0]}),
+    "figure8": lambda: figures.figure8({"b": SCORES}),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_same_records_give_the_same_bytes(name, tmp_path):
+    once, again = as_svg(DRAWN[name]()), as_svg(DRAWN[name]())
+    assert once == again
+    assert once.startswith("<?xml") and "</svg>" in once
+    save(DRAWN[name](), tmp_path / "figures", name)
+    save(DRAWN[name](), tmp_path / "again", name)
+    for path in sorted((tmp_path / "figures").iterdir()):
+        assert path.stat().st_size > 1000
+        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+
+
+def lines(figure, axis=0):
+    return {line.get_label(): line.get_xydata() for line in figure.axes[axis].get_lines()}
+
+
+def test_figure_1_is_the_papers_input():
+    drawn = lines(figures.figure1([10, 1000, 100_000]))
+    softmax, ssmax = drawn["softmax"][:, 1], drawn["SSMax, s = 0.43"][:, 1]
+    assert softmax == pytest.approx([1 / (1 + (n - 1) * np.exp(-5)) for n in (10, 1000, 100_000)])
+    assert ssmax == pytest.approx(
+        [1 / (1 + (n - 1) * n ** (-0.43 * 5)) for n in (10, 1000, 100_000)]
+    )
+    assert softmax[-1] < 0.01 < 0.99 < ssmax[-1]
+
+
+def test_figure_3_has_n_entries_and_the_critical_gap():
+    assert len(figures.figure3_input(10, 5.0)) == 10
+    assert figures.figure3_input(10, 5.0)[[0, 8, 9]].tolist() == [0.0, 1.0, 5.0]
+    assert figures.figure3_input(10, 5.0)[1] == pytest.approx(1 / 8)
+    # A lead of more than 1/s over all others wins for any n, one of less than that loses.
+    for n, (low, high) in {1000: (0.3, 0.95), 100_000: (0.1, 0.99)}.items():
+        factor = 0.43 * np.log(n)
+        lead = 1 / 0.43
+        assert (
+            figures.softmax_output_of_last(figures.figure3_input(n, 0.5 + 0.5 * lead), factor) < low
+        )
+        assert figures.softmax_output_of_last(figures.figure3_input(n, 1 + 2 * lead), factor) > high
+
+
+def test_figure_5_shows_means_over_hundredths():
+    drawn = lines(figures.figure5({"b": LOSS}, train_length=128))["(b) SSMax"]
+    assert len(drawn) == 100
+    assert drawn[0] == pytest.approx([5.0, np.mean(LOSS.mean[:10])])
+
+
+def test_figure_6_counts_whole_numbers():
+    lengths, depths, accuracy = figures.accuracy_map(
+        [*GRID, trial(500, 1.0, 2, whole=True), trial(500, 1.0, 3, whole=True)]
+    )
+    assert (lengths, depths) == ([100, 500], [0.0, 1.0])
+    assert accuracy.tolist() == [[1.0, 0.0], [1.0, 0.5]]
+
+
+def test_figure_6_says_percent_in_every_cell():
+    texts = [text.get_text() for text in figures.figure6({"b": GRID}).axes[0].texts]
+    assert texts == ["100", "0", "100", "0"]
+    with pytest.raises(ValueError, match="at least one configuration"):
+        figures.figure6({})
+
+
+def test_figure_8_sorts_trials_and_marks_what_was_said():
+    drawn = figures.figure8({"b": SCORES}).axes[0].get_lines()
+    assert drawn[0].get_ydata() == pytest.approx([0.7, 0.3, 0.05])
+    marked = {line.get_marker(): list(line.get_xdata()) for line in drawn[1:4]}
+    assert marked == {"o": [1], "^": [2], "x": [3]}
+
+
+def test_the_logarithm_is_told_from_its_rivals():
+    n = list(range(1, 1025))
+    rng = np.random.default_rng(0)
+    for name, values in {
+        "log n": np.log(n),
+        "n": np.array(n) / 500,
+        "sqrt n": np.sqrt(n) / 10,
+    }.items():
+        fits = fit_shapes(n, values + 0.01 * rng.standard_normal(1024))
+        assert fits[0].name in (
+            name,
+            "n^0.5" if name == "sqrt n" else "n^1" if name == "n" else name,
+        )
+        (own,) = (fit for fit in fits if fit.name == name)
+        assert own.r2 > 0.99
+    with pytest.raises(ValueError, match="at least 3 values"):
+        fit_shapes([1, 2], [0.0, 1.0])
+
+
+def test_the_largest_output_does_not_overflow():
+    assert softmax_largest(np.array([1e4, -1e4])) == 1.0
+
+
+def test_every_configuration_has_a_look_of_its_own():
+    assert set("abcdef") <= set(LOOKS)
+    assert len({(style.colour, style.dash) for style in LOOKS.values()}) == len(LOOKS)
+    assert len({style.colour for style in LOOKS.values()}) == len(LOOKS)
+    assert look("polylog").label == "polylog"
+
+
+def test_drawing_needs_no_torch():
+    code = "import sys, ssmax.report.figures as f; f.figure1([10]); print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"

@@ -63,7 +63,8 @@ def _usage(error: Any) -> int:
 
 
 def _fail(text: str, code: int) -> int:
-    print(f"ssmax: {text}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0")
+    print(f"ssmax{'' if rank == '0' else f' (rank {rank})'}: {text}", file=sys.stderr)
     return code
 
 
@@ -145,7 +146,7 @@ def pretrain(
             settings = settings.replaced({"data.folder": str(default_data(preset))})
     with joined_world(device) as world:
         outcome = run_pretraining(settings, folder, world=world, resume=resume)
-    return _ended(outcome, folder, "pretrain")
+    return _ended(outcome, folder, f"ssmax pretrain --runs {runs} --name {folder.name} --resume")
 
 
 @app.command()
@@ -154,8 +155,8 @@ def finetune(
         Path, typer.Argument(metavar="RUN", help="The run whose model learns to answer.")
     ],
     questions: Annotated[
-        str, typer.Option(help="A file in SQuAD's format, or invented.")
-    ] = "invented",
+        str | None, typer.Option(help="A file in SQuAD's format; by default they are invented.")
+    ] = None,
     config: Annotated[
         str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
     ] = None,
@@ -191,17 +192,18 @@ def finetune(
             changes=changes,
             resume=resume,
         )
-    return _ended(outcome, folder, "finetune")
+    command = f"ssmax finetune {base} --runs {folder.parent} --name {folder.name} --resume"
+    return _ended(outcome, folder, command)
 
 
-def _ended(outcome, folder: Path, verb: str) -> int:
+def _ended(outcome, folder: Path, go_on: str) -> int:
     is_done = outcome.stopped_by is None
     if os.environ.get("RANK", "0") == "0":
         print(
             f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'"
             if is_done
             else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
-            f"saved; go on with ssmax {verb} --resume"
+            f"saved; go on with: {go_on}"
         )
     return 0 if is_done else 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
 

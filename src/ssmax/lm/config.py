@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,9 @@ class LMConfig:
         for name in ("num_layers", "num_heads", "width", "ff_width", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("num_key_heads", "head_width", "window"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or none, got {value}")
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if self.train_length < 2:
@@ -66,8 +70,9 @@ class LMConfig:
                 f"rotary_width must be even and at most the head width, {self.head}, "
                 f"got {self.rotary}"
             )
-        if not self.theta > 0:
-            raise ValueError(f"theta must be positive, got {self.theta}")
+        for name in ("theta", "norm_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if not 0.0 <= self.dropout_p < 1.0:
             raise ValueError(f"dropout_p must be at least 0 and below 1, got {self.dropout_p}")
 

@@ -66,7 +66,7 @@ class CheckpointWriter:
     def __init__(self, run: Path, world: World, *, keep: int) -> None:
         self.run, self.world, self.keep = run, world, keep
         self.last_step: int | None = None
-        """The step whose checkpoint is the newest."""
+        """The step that was saved last, or is being saved."""
         self._pending: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._quiet = _quiet_when_alone()
@@ -94,6 +94,12 @@ class CheckpointWriter:
             target=self._complete, args=(written, hidden, final, state), name="checkpoint"
         )
         self._pending.start()
+        self.last_step = state.step
+
+    @property
+    def has_failed(self) -> bool:
+        """True where what was being written could not be; `finish` says why."""
+        return self._failure is not None
 
     def finish(self) -> None:
         """Wait for what is being written; raise what went wrong with it."""
@@ -118,7 +124,6 @@ class CheckpointWriter:
                 sync_folder(final.parent)
                 write_whole(final.parent / POINTER, final.name + "\n")
                 self._drop_others(final)
-            self.last_step = state.step
         except CheckpointException as error:
             # Of every rank that failed; the first cause is the one to show.
             cause = next(iter(error.failures.values()))[0]
@@ -161,13 +166,13 @@ def _start_writing(
 
 def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is whole; those that are not are named and passed over."""
+    for folder in sorted((run / FOLDER).glob(".*.writing")):
+        say(f"{folder} was never finished and is passed over")
     for folder in sorted(_steps(run), reverse=True):
         fault = _fault(folder)
         if fault is None:
             return folder
         say(f"{folder} is not whole and is passed over: {fault}")
-    for folder in sorted((run / FOLDER).glob(".*.writing")):
-        say(f"{folder} was never finished and is passed over")
     return None
 
 
@@ -210,6 +215,8 @@ def _fault(folder: Path) -> str | None:
     """Why a folder is no whole checkpoint, or None."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
+        if STATE not in manifest or not any(name.endswith(".safetensors") for name in manifest):
+            return f"{MANIFEST} names no {STATE} or no tensors"
         for name, expected in manifest.items():
             path = folder / name
             if not path.is_file():

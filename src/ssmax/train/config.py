@@ -28,6 +28,10 @@ class DataConfig:
     """Tokens as `ssmax data prepare` left them; "" for a run that has its own samples."""
     tokenizer: str = ""
     """Whose tokens they are; filled in from the data."""
+    questions: str = ""
+    """Of fine-tuning: a file, or "invented"."""
+    base: str = ""
+    """Of fine-tuning: the run whose model is taught."""
     seed: int = 0
     """Decides the order of the samples."""
     validation_windows: int = 64
@@ -35,6 +39,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         _at_least("data.validation_windows", self.validation_windows, 0)
+        _seed("data.seed", self.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,8 @@ class ScheduleConfig:
         _at_least("schedule.decay_steps", self.decay_steps, 0)
         if not 0.0 <= self.final <= 1.0:
             raise ValueError(f"schedule.final must be from 0 to 1, got {self.final}")
+        if not self.decay_steps and self.kind == "warmup-stable-decay":
+            raise ValueError("schedule.decay_steps must be at least 1 for 'warmup-stable-decay'")
         if self.decay_steps and self.kind != "warmup-stable-decay":
             raise ValueError(
                 f"schedule.decay_steps belongs to kind 'warmup-stable-decay', not {self.kind!r}"
@@ -150,6 +157,7 @@ class RunConfig:
             _at_least(f"run.{name}", getattr(self, name), 1)
         for name in ("validate_every", "scale_every", "journal_every"):
             _at_least(f"run.{name}", getattr(self, name), 1)
+        _seed("run.seed", self.seed)
         _one_of("run.precision", self.precision, Precision)
         _one_of("run.parallel", self.parallel, Parallel)
         _one_of("run.on_nonfinite", self.on_nonfinite, OnNonfinite)
@@ -338,6 +346,11 @@ def _as_type(value: Any, kind: type) -> Any:
 def _at_least(name: str, value: float, least: float) -> None:
     if not value >= least or not math.isfinite(value):
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _seed(name: str, value: int) -> None:
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {value}")
 
 
 def _positive(name: str, value: float) -> None:

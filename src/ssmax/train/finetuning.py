@@ -69,7 +69,7 @@ def finetune(
     folder: Path,
     *,
     world: World,
-    questions: str = INVENTED,
+    questions: str | None = None,
     rule: str | None = None,
     changes: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -77,25 +77,38 @@ def finetune(
 ) -> Outcome:
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
-    `questions` is a file in SQuAD's format, or "invented". `changes` are laid over table 3.
+    `questions` is a file in SQuAD's format, or "invented", the default. `changes` are laid over
+    table 3.
     """
+    changes = dict(changes or {})
     base_config = read_run_config(base)
-    length, seed = base_config.model.train_length, base_config.data.seed
+    if resume:
+        before = read_run_config(folder)
+        questions = questions or before.data.questions
+        seed = before.data.seed
+    else:
+        _refuse_what_is_the_bases(changes)
+        seed = base_config.replaced({"data.seed": changes.get("data.seed", 0)}).data.seed
+    questions = questions or INVENTED
+    if questions != INVENTED:
+        questions = str(Path(questions).resolve())
+    length = base_config.model.train_length
     examples = _examples(questions, load_run_tokenizer(base), length=length, seed=seed)
     taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
     samples = Rows(taught, length=length, seed=seed)
     validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
     model = None
     if resume:
-        config = resumed_config(folder, changes or {})
+        config = resumed_config(folder, changes)
     else:
         model = load_run_model(base)
         model = model if rule is None else model.with_rule(rule)
-        config = _config(base_config, model, samples, validation, changes or {})
+        changes |= {"data.questions": questions, "data.base": str(base.resolve())}
+        config = _config(base_config, model, samples, validation, changes)
     with run_folder(
         folder, config, tokenizer_from=base, world=world, resume=resume, quiet=quiet
-    ) as watch:
-        watch.say(
+    ) as opened:
+        opened.watch.say(
             f"{len(taught):,} questions to learn from, {samples.stream.rows_in_epoch(0):,} rows "
             f"of {length} tokens an epoch"
         )
@@ -104,11 +117,20 @@ def finetune(
             folder,
             samples,
             world=world,
-            watch=watch,
-            validation=validation,
+            opened=opened,
+            validation=validation if config.data.validation_windows else None,
             first_weights=model,
             resume=resume,
         )
+
+
+def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:
+    for key in changes:
+        if key.startswith("model.") or key in ("data.folder", "data.tokenizer"):
+            raise ValueError(
+                f"{key} is the pretrained run's and cannot change in fine-tuning; "
+                "--config replaces the rule"
+            )
 
 
 def _config(

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM are requests: the step is finished and a checkpoint written."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -27,6 +28,10 @@ class Interrupts:
 def heeded_interrupts() -> Iterator[Interrupts]:
     """Within, SIGINT and SIGTERM are requests."""
     interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        # Signals are the main thread's alone; a run in another is stopped by whoever started it.
+        yield interrupts
+        return
     before = {
         number: signal.signal(number, interrupts._handle)
         for number in (signal.SIGINT, signal.SIGTERM)

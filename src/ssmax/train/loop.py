@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LM, LMConfig
+from ssmax.records import Provenance
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
 from ssmax.train.config import TrainConfig
@@ -26,7 +28,7 @@ from ssmax.train.parallel import (
     shard_again,
     whole,
 )
-from ssmax.train.run import write_model
+from ssmax.train.run import MODEL, OpenRun, write_model
 from ssmax.train.samples import Batch, Samples, micro_batches
 from ssmax.train.watch import Watch
 from ssmax.train.world import World
@@ -58,6 +60,8 @@ class Job:
     validation: Samples | None
     world: World
     watch: Watch
+    started: Callable[[], None]
+    """To be called when the first model is built."""
     journal: Journal | None
     """Of the first rank."""
     events: Journal | None
@@ -72,7 +76,7 @@ def train(
     samples: Samples,
     *,
     world: World,
-    watch: Watch,
+    opened: OpenRun,
     validation: Samples | None = None,
     first_weights: LM | None = None,
     resume: bool = False,
@@ -83,17 +87,30 @@ def train(
             f"run.batch_size must be a multiple of the {world.size} ranks, "
             f"got {config.run.batch_size}"
         )
-    found = checkpoint.newest_checkpoint(folder, watch.say) if resume and world.is_first else None
-    found = world.tell(found)
+    watch = opened.watch
+    found = None
+    if resume:
+        found = world.first_does(lambda: checkpoint.newest_checkpoint(folder, watch.say))
+        if found is None:
+            watch.say(f"{folder} has no whole checkpoint: it starts again")
     state = checkpoint.read_state(found) if found else _fresh_state(config, samples)
+    if state.step > config.run.steps:
+        raise ValueError(
+            f"{folder} has done {state.step} steps already; run.steps must be at least that, "
+            f"got {config.run.steps}"
+        )
     if state.data_fingerprint != samples.fingerprint:
         raise ValueError(
             f"{folder} was trained on other samples than these; give the data of its config.json"
         )
     journal = events = None
-    if world.is_first:
+
+    def open_journals() -> None:
+        nonlocal journal, events
         journal = Journal(folder / JOURNAL, keep_bytes=state.journal_bytes)
         events = Journal(folder / EVENTS)
+
+    world.first_does(open_journals)
     with (
         heeded_interrupts() as interrupts,
         CheckpointWriter(folder, world, keep=config.run.keep_checkpoints) as writer,
@@ -105,12 +122,14 @@ def train(
             validation=validation,
             world=world,
             watch=watch,
+            started=opened.started,
             journal=journal,
             events=events,
             writer=writer,
             interrupts=interrupts,
         )
-        _event(job, "start", step=state.step, ranks=world.size, device=str(world.device))
+        here = Provenance.here(config=config.to_dict(), device=str(world.device), seed=0)
+        _event(job, "start", step=state.step, ranks=world.size, commit=here.commit)
         try:
             return _all_phases(job, state, found, first_weights)
         except OSError as error:
@@ -141,12 +160,25 @@ def _all_phases(
     outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
     for model_config, last_step in _phases(job.config):
         if state.step < last_step or (state.step == last_step == job.config.run.steps):
-            phase = _Phase(job, model_config, state, found, first_weights)
-            outcome = phase.run(last_step)
-            state, found = phase.state, checkpoint.checkpoint_folder(job.folder, phase.state.step)
+            outcome, state = _one_phase(job, model_config, state, found, first_weights, last_step)
+            found = checkpoint.checkpoint_folder(job.folder, state.step)
         if outcome.stopped_by is not None:
             break
     return outcome
+
+
+def _one_phase(
+    job: Job,
+    model_config: LMConfig,
+    state: TrainState,
+    found: Path | None,
+    first_weights: LM | None,
+    last_step: int,
+) -> tuple[Outcome, TrainState]:
+    """In a function of its own: the old model is gone before the new one is built."""
+    phase = _Phase(job, model_config, state, found, first_weights)
+    job.started()
+    return phase.run(last_step), phase.state
 
 
 def _phases(config: TrainConfig) -> Iterator[tuple[LMConfig, int]]:
@@ -168,6 +200,9 @@ class _Phase:
         first_weights: LM | None,
     ) -> None:
         self.job, self.config = job, job.config
+        if self.config.run.compile:
+            # Models of all phases and runs share code, of which only so many versions are kept.
+            torch.compiler.reset()
         torch.manual_seed(self.config.run.seed)
         self.model = LM(model_config)
         if first_weights is not None and found is None:
@@ -195,6 +230,9 @@ class _Phase:
             return [part.pinned() if job.world.device.type == "cuda" else part for part in parts]
 
         stopped_by = None
+        if self.state.step < last_step and job.world.is_first:
+            # What an earlier, shorter run was finished with is not this run's model.
+            shutil.rmtree(job.folder / MODEL, ignore_errors=True)
         with Prefetch(batches, self.state.step) as prefetched:
             while self.state.step < last_step and stopped_by is None:
                 self._step(next(prefetched))
@@ -239,10 +277,13 @@ class _Phase:
         if step % config.checkpoint_every == 0 and not is_last:
             self._flush()
             self._checkpoint(wait=False)
-        # A signal need not reach all ranks; they stop together.
-        if self.job.world.any(self.job.interrupts.asked):
-            return self.job.interrupts.name or "a signal to another rank"
-        return None
+        # Signals and full disks need not reach all ranks; they stop together.
+        writer, interrupts = self.job.writer, self.job.interrupts
+        worst = self.job.world.largest(2 if writer.has_failed else int(interrupts.asked))
+        if worst == 2:
+            writer.finish()
+            raise OSError("another rank could not write its checkpoint")
+        return (interrupts.name or "a signal to another rank") if worst == 1 else None
 
     def _flush(self) -> None:
         """Bring the waiting steps into the journal; a value that is not finite ends the run."""
@@ -273,7 +314,7 @@ class _Phase:
         raise NonfiniteError(
             f"the loss or its gradient was not finite at step {step}; "
             + (f"the last good checkpoint is {kept}; " if kept else "there is no checkpoint yet; ")
-            + "resume with --on-nonfinite skip, or lower the learning rate"
+            + "resume with --on-nonfinite skip, or start again with a lower learning rate"
         )
 
     def _show(self, rate: float) -> None:
@@ -313,7 +354,11 @@ class _Phase:
         self.job.watch.scale(mean=sum(s) / len(s), least=min(s), largest=max(s))
         if min(s) < 0 and not self._warned_below_zero:
             self._warned_below_zero = True
-            below = [f"{name} {row}" for name, row in learnt.items() if min(row) < 0]
+            below = [
+                f"{name} {row}"
+                for name, row in learnt.items()
+                if name.endswith(".scale") and min(row) < 0
+            ]
             self.job.watch.say(f"step {self.state.step}: an s is below 0: {below[0]}")
 
     def _validate(self) -> None:
@@ -340,11 +385,10 @@ class _Phase:
         tensors = checkpoint.training_tensors(self.model, self.optimizer)
         if state.rule != self.model.config.rule:
             # A switch: the new rule's own parameters start as they are, all others go on.
-            stored = checkpoint.tensor_shapes(found)
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
-                if name in stored or not (".ssmax." in name or ".table." in name)
+                if not (".ssmax." in name or ".table." in name)
             }
             self.job.watch.say(f"step {state.step}: {state.rule} -> {self.model.config.rule}")
         checkpoint.load_tensors(found, tensors, self.job.world)

@@ -1,6 +1,5 @@
 """Pretraining: windows of prepared text."""
 
-import dataclasses
 from pathlib import Path
 
 from ssmax.data.shards import ShardSet, Vocabulary
@@ -51,17 +50,18 @@ def pretrain(
         # A small text may have too little to spare.
         if held_out.num_tokens > length:
             validation = Windows(held_out, length=length, seed=seed)
-    tokenizer = dataclasses.replace(config.data, tokenizer=shards.vocabulary.name)
-    config = dataclasses.replace(config, data=tokenizer)
+    # Resolved, so that the run can go on from wherever it is asked to.
+    named = {"data.folder": str(data.resolve()), "data.tokenizer": shards.vocabulary.name}
+    config = config.replaced(named)
     with run_folder(
         folder, config, tokenizer_from=data, world=world, resume=resume, quiet=quiet
-    ) as watch:
+    ) as opened:
         return train(
             config,
             folder,
             samples,
             world=world,
-            watch=watch,
+            opened=opened,
             validation=validation,
             resume=resume,
         )

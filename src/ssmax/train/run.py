@@ -3,8 +3,8 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,15 @@ from ssmax.train.world import World, alone
 CONFIG, MODEL = "config.json", "model"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """A run's folder while it is trained in."""
+
+    watch: Watch
+    started: Callable[[], None]
+    """Writes config.json, once there is nothing left that could be refused."""
+
+
 @contextmanager
 def run_folder(
     folder: Path,
@@ -33,38 +42,44 @@ def run_folder(
     world: World,
     resume: bool,
     quiet: bool,
-) -> Iterator[Watch]:
-    """The folder with its config.json, locked, and its watch; another run's folder is refused."""
-    if world.is_first:
-        if (folder / CONFIG).exists() and not resume:
-            raise ValueError(
-                f"{folder} holds a run already; go on with --resume, or give another name"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-    world.wait()
-    # One rank holds the folder for all of them.
-    with locked(folder) if world.is_first else nullcontext():
-        if world.is_first:
+) -> Iterator[OpenRun]:
+    """The folder, one rank holding it for all of them; one that holds another run is refused."""
+    with ExitStack() as held:
+
+        def claim() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder))
+            if (folder / CONFIG).exists() and not resume:
+                raise ValueError(
+                    f"{folder} holds a run already; go on with --resume, or give another name"
+                )
+
+        def write() -> None:
+            if (tokenizer_from / TOKENIZER).is_file():
+                write_whole(folder / TOKENIZER, (tokenizer_from / TOKENIZER).read_text())
             _write_config(folder, config, world)
-            if (tokenizer_from / TOKENIZER).is_file() and not resume:
-                shutil.copyfile(tokenizer_from / TOKENIZER, folder / TOKENIZER)
+
+        world.first_does(claim)
+        peak = peak_flops(world.device)
+        has_curves = config.run.tensorboard and world.is_first
         watch = Watch(
             is_shown=world.is_first and not quiet,
             flops_per_token=flops_per_token(config.model),
-            peak_flops=peak_flops(world.device),
-            tensorboard=folder / "tensorboard" if config.run.tensorboard else None,
+            peak_flops=None if peak is None else peak * world.size,
+            tensorboard=folder / "tensorboard" if has_curves else None,
         )
-        try:
-            yield watch
-        finally:
-            watch.close()
+        held.callback(watch.close)
+        yield OpenRun(watch=watch, started=lambda: world.first_does(write))
 
 
 def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
-    provenance = Provenance.here(
-        config=config.to_dict(), device=str(world.device), seed=config.run.seed
+    """With the provenance of the first start; later ones are among the events."""
+    provenance: dict[str, Any] = dataclasses.asdict(
+        Provenance.here(config=config.to_dict(), device=str(world.device), seed=config.run.seed)
     )
-    values = {**config.to_dict(), "provenance": dataclasses.asdict(provenance)}
+    if (folder / CONFIG).exists():
+        provenance = json.loads((folder / CONFIG).read_text()).get("provenance", provenance)
+    values = {**config.to_dict(), "provenance": provenance}
     write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
 
 
@@ -86,7 +101,9 @@ def resumed_config(folder: Path, changes: Mapping[str, Any]) -> TrainConfig:
     config = read_run_config(folder)
     changed = config.replaced(changes)
     for key in changes:
-        if key not in MAY_CHANGE:
+        room, name = key.split(".", 1)
+        is_other = getattr(getattr(config, room), name) != getattr(getattr(changed, room), name)
+        if is_other and key not in MAY_CHANGE:
             raise ValueError(
                 f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
             )

@@ -1,6 +1,7 @@
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere."""
 
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ PEAK_TFLOPS = {
     "H200": 989.0,
     "H100": 989.0,
     "A100": 312.0,
+    "L40S": 362.0,
     "L40": 181.0,
     "4090": 165.0,
 }
@@ -60,9 +62,11 @@ class Watch:
         self._scale = ""
         self._last_line = -math.inf
         self._curves: Any = None
-        if tensorboard is not None and is_shown:
-            module = require("torch.utils.tensorboard", extra="lab", purpose="run.tensorboard")
-            self._curves = module.SummaryWriter(str(tensorboard))
+        if tensorboard is not None:
+            require("tensorboard", extra="lab", purpose="run.tensorboard")
+            from torch.utils.tensorboard.writer import SummaryWriter
+
+            self._curves = SummaryWriter(str(tensorboard))
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -96,7 +100,8 @@ class Watch:
         )
         if self._is_live:
             self._wipe()
-            print(line, end="", flush=True)
+            # A line that wraps could not be written over.
+            print(line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
         else:
             print(line, flush=True)
 
@@ -112,9 +117,14 @@ class Watch:
         """The numbers of a journal line, for TensorBoard."""
         if self._curves is None:
             return
+        step = values["step"]
         for name, value in values.items():
             if name != "step" and isinstance(value, int | float):
-                self._curves.add_scalar(f"{kind}/{name}", value, values["step"])
+                self._curves.add_scalar(f"{kind}/{name}", value, step)
+        for name, row in values.get("values", {}).items():
+            if ".ssmax." in name:
+                for head, value in enumerate(row):
+                    self._curves.add_scalar(f"{name}/{head}", value, step)
 
     def close(self) -> None:
         """Leave the last line standing."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +33,26 @@ class World:
             dist.all_reduce(values)
         return values
 
-    def any(self, flag: bool) -> bool:
-        """True where it is true for any rank."""
+    def largest(self, value: int) -> int:
+        """The largest value of any rank."""
         if self.size == 1:
-            return flag
-        flags = torch.tensor(int(flag))
-        dist.all_reduce(flags, group=self.talkers)
-        return bool(flags.item())
+            return value
+        values = torch.tensor(value)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.talkers)
+        return int(values.item())
+
+    def first_does(self, function: Callable[[], Any]) -> Any:
+        """What a function gives on the first rank; an error there is an error everywhere."""
+        result = error = None
+        if self.is_first:
+            try:
+                result = function()
+            except (ValueError, OSError) as caught:
+                error = caught
+        result, error = self.tell((result, error))
+        if error is not None:
+            raise error
+        return result
 
     def wait(self) -> None:
         """Until every rank is here."""

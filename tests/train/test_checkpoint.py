@@ -18,6 +18,7 @@ from ssmax.train.checkpoint import (
     read_state,
     training_tensors,
 )
+from ssmax.train.interrupt import Interrupts
 from ssmax.train.run import load_run_model
 from ssmax.train.world import alone
 
@@ -55,7 +56,8 @@ FAULTS = {
     "a missing state": lambda f: (f / "state.json").unlink(),
     "a truncated manifest": lambda f: cut(f / "manifest.json"),
     "a missing manifest": lambda f: (f / "manifest.json").unlink(),
-    "an empty manifest": lambda f: (f / "manifest.json").write_text("[]"),
+    "a manifest of nothing": lambda f: (f / "manifest.json").write_text("{}"),
+    "a manifest that is none": lambda f: (f / "manifest.json").write_text("[]"),
     "an empty folder": lambda f: [path.unlink() for path in f.iterdir()],
 }
 
@@ -127,7 +129,6 @@ def test_loading_runs_no_code(tmp_path):
     for path in folder.iterdir():
         path.write_bytes(pickle.dumps(Evil()))
     assert newest_checkpoint(tmp_path, lambda _: None) is None
-    (folder / "manifest.json").write_text("{}")  # as one who can write hashes would
     with pytest.raises(Exception, match="(?i)header|safetensors|invalid"):
         load_tensors(folder, {"model.w": torch.zeros(3)}, CPU)
     assert not (tmp_path / "ran").exists()
@@ -153,6 +154,35 @@ def test_a_failed_write_is_raised_and_leaves_the_last_checkpoint(small, tmp_path
     found = newest_checkpoint(tmp_path / "run", print)
     assert found is not None and read_state(found).step == 4
     assert pretrain(small("b"), tmp_path / "run", world=CPU, resume=True).step == 12
+
+
+def test_a_failed_write_is_noticed_at_the_next_step(small, tmp_path, monkeypatch):
+    from ssmax.train import checkpoint
+
+    def full_disk(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_manifest", full_disk)
+    config = small("b", run__steps=10_000, run__checkpoint_every=2, data__validation_windows=0)
+    with pytest.raises(OSError, match="No space left"):
+        pretrain(config.replaced({"run.checkpoint_every": 500}), tmp_path / "run", world=CPU)
+    steps = (tmp_path / "run" / "journal.jsonl").read_bytes().count(b'"kind": "step"')
+    assert 500 <= steps < 900
+
+
+def test_a_stop_at_a_checkpoint_writes_it_once(small, tmp_path, monkeypatch):
+    saved = []
+    real = CheckpointWriter.save
+
+    def counted(self, tensors, state):
+        saved.append(state.step)
+        real(self, tensors, state)
+
+    monkeypatch.setattr(CheckpointWriter, "save", counted)
+    asked = iter([False, False, False, True])
+    monkeypatch.setattr(Interrupts, "asked", property(lambda self: next(asked)))
+    outcome = pretrain(small("b"), tmp_path / "run", world=CPU)
+    assert (outcome.step, saved) == (4, [4])
 
 
 def test_a_vanished_shard_ends_the_run_by_name_with_the_checkpoint_intact(

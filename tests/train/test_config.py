@@ -65,6 +65,14 @@ BAD = [
     ("model.train_length", "1", "model.train_length must be at least 2"),
     ("model.dropout_p", "1", "model.dropout_p must be at least 0 and below 1"),
     ("model.vocab_size", "0", "model.vocab_size must be at least 1"),
+    ("model.num_key_heads", "0", "model.num_key_heads must be at least 1 or none, got 0"),
+    ("model.head_width", "0", "model.head_width must be at least 1 or none"),
+    ("model.window", "0", "model.window must be at least 1 or none"),
+    ("model.norm_eps", "-1", "model.norm_eps must be positive and finite"),
+    ("model.theta", "inf", "model.theta must be positive and finite"),
+    ("run.seed", "99999999999999999999999", "run.seed must be from 0 to 2**63 - 1"),
+    ("data.seed", "-1", "data.seed must be from 0"),
+    ("schedule.kind", "warmup-stable-decay", "schedule.decay_steps must be at least 1"),
 ]
 
 

@@ -85,6 +85,30 @@ def test_it_starts_from_the_pretrained_weights(base, tmp_path):
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-9)
 
 
+def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
+    journals = []
+    for seed in (0, 7):
+        folder = tmp_path / f"seed{seed}"
+        finetune(base, folder, world=CPU, changes={**QUICK, "data.seed": seed}, quiet=True)
+        journals.append((folder / "journal.jsonl").read_bytes())
+    assert journals[0] != journals[1]
+
+
+def test_zero_validation_windows_are_never_looked_at(base, tmp_path):
+    changes = {**QUICK, "data.validation_windows": 0}
+    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
+    assert read_journal(tmp_path / "qa" / "journal.jsonl", "validation") == []
+
+
+@pytest.mark.parametrize(
+    "key", ["model.train_length", "model.num_layers", "model.rule", "data.folder"]
+)
+def test_the_model_is_the_bases(base, tmp_path, key):
+    with pytest.raises(ValueError, match=f"{key} is the pretrained run's"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={key: "8"})
+    assert not (tmp_path / "qa" / "config.json").exists()
+
+
 def test_configuration_e_replaces_the_rule_first(base, tmp_path):
     finetune(base, tmp_path / "e", world=CPU, rule="ssmax", changes={**QUICK, "run.steps": 1})
     assert load_run_model(tmp_path / "e").config.rule == "ssmax"
@@ -108,6 +132,9 @@ def test_questions_of_a_file(base, tmp_path):
     path = tmp_path / "squad.json"
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     assert finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK).step == 4
+    stored = json.loads((tmp_path / "qa" / "config.json").read_text())["data"]
+    assert (stored["questions"], stored["base"]) == (str(path), str(base))
+    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
     path.write_text("{}")
     with pytest.raises(ValueError, match="is not SQuAD"):
         finetune(base, tmp_path / "other", world=CPU, questions=str(path))

@@ -161,9 +161,123 @@ def test_the_switch_leaves_every_other_weight_and_its_optimizer_bit_equal(small,
 
 @pytest.mark.parametrize("letter", ["a", "b", "c", "d", "f", "probe", "temperature", "sqrt_log"])
 def test_every_configuration_trains(small, tmp_path, letter):
-    outcome = pretrain(small(letter, run__steps=4), tmp_path / "run", world=CPU)
+    outcome = pretrain(
+        small(letter, run__steps=4, schedule__warmup_steps=0), tmp_path / "run", world=CPU
+    )
     assert outcome.step == 4
-    assert outcome.loss < 6.0
+    losses = [line["loss"] for line in read_journal(tmp_path / "run" / "journal.jsonl", "step")]
+    assert losses[-1] < losses[0] - 0.01
+
+
+def test_what_the_new_model_starts_from_is_what_the_old_one_ended_with(
+    small, tmp_path, monkeypatch
+):
+    """Right after the switch, before the next step: weights and moments, bit for bit."""
+    from ssmax.ops.scale import initial_s
+    from ssmax.train import loop
+    from ssmax.train.checkpoint import load_tensors, training_tensors
+
+    started = []
+    real = loop._Phase._load
+
+    def watched(self, found, state):
+        real(self, found, state)
+        tensors = training_tensors(self.model, self.optimizer)
+        started.append((found, {name: tensor.clone() for name, tensor in tensors.items()}))
+
+    monkeypatch.setattr(loop._Phase, "_load", watched)
+    config = small(
+        "temperature",
+        switch__rule="ssmax",
+        switch__last_fraction=0.5,
+        optim__lr=0.01,
+        run__keep_checkpoints=9,
+    )
+    pretrain(config, tmp_path / "run", world=CPU)
+    ((found, after),) = started
+    ended = {n: torch.zeros_like(t) for n, t in after.items() if ".ssmax." not in n}
+    load_tensors(found, ended, CPU)
+    assert len(ended) > 50 and all(torch.equal(after[name], ended[name]) for name in ended)
+    assert any(tensor.abs().sum() > 0 for name, tensor in ended.items() if "exp_avg" in name)
+    # Temperature's s has another meaning: SSMax starts from its own.
+    s = after["model.blocks.0.attention.ssmax.scale"]
+    torch.testing.assert_close(s, torch.full_like(s, initial_s(16)))
+
+
+def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monkeypatch):
+    import gc
+    import weakref
+
+    from ssmax.train import loop
+
+    models, alive = [], []
+    real = loop.LM
+
+    def built(config):
+        gc.collect()
+        alive.append(sum(model() is not None for model in models))
+        model = real(config)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(loop, "LM", built)
+    pretrain(small("f", run__steps=4), tmp_path / "run", world=CPU)
+    assert alive == [0, 0]
+
+
+def test_a_start_that_is_refused_leaves_the_name_free(small, tmp_path, monkeypatch):
+    from ssmax.train import loop
+
+    def unbuildable(_):
+        raise ValueError("no such model")
+
+    config = small("b", data__validation_windows=0, run__steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "LM", unbuildable)
+        with pytest.raises(ValueError, match="no such model"):
+            pretrain(config, tmp_path / "run", world=CPU)
+    assert not (tmp_path / "run" / "config.json").exists()
+    pretrain(config, tmp_path / "run", world=CPU)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="other samples"):
+        other = config.replaced({"data.seed": 5, "run.steps": 4})
+        pretrain(other, tmp_path / "run", world=CPU, resume=True)
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_the_same_command_resumes(small, tmp_path):
+    config = small("b", run__steps=2)
+    pretrain(config, tmp_path / "run", world=CPU)
+    same = resumed_config(tmp_path / "run", {"optim.lr": str(config.optim.lr), "run.steps": "2"})
+    assert same.optim == config.optim
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(small, tmp_path):
+    pretrain(small("b", run__steps=4), tmp_path / "run", world=CPU)
+    shorter = resumed_config(tmp_path / "run", {"run.steps": 2})
+    with pytest.raises(ValueError, match="has done 4 steps already"):
+        pretrain(shorter, tmp_path / "run", world=CPU, resume=True)
+
+
+def test_a_run_that_goes_on_has_no_finished_model_yet(small, tmp_path, monkeypatch):
+    pretrain(small("b", run__steps=4), tmp_path / "run", world=CPU)
+    short = weights_of(tmp_path / "run")
+    stop_after(monkeypatch, 2)
+    longer = resumed_config(tmp_path / "run", {"run.steps": 8})
+    assert pretrain(longer, tmp_path / "run", world=CPU, resume=True).step == 6
+    assert not (tmp_path / "run" / "model").exists()
+    newest = weights_of(tmp_path / "run")
+    assert not torch.equal(short["head.weight"], newest["head.weight"])
+
+
+def test_a_bias_below_zero_is_no_s_below_zero(small, tmp_path, capsys):
+    config = small("d", optim__lr=0.05, schedule__warmup_steps=0)
+    pretrain(config, tmp_path / "run", world=CPU)
+    values = read_journal(tmp_path / "run" / "journal.jsonl", "scale")[-1]["values"]
+    flat = {key: [v for name, row in values.items() if name.endswith(key) for v in row]
+            for key in (".scale", ".bias")}  # fmt: skip
+    assert min(flat[".bias"]) < 0 < min(flat[".scale"])
+    assert "below 0" not in capsys.readouterr().out
 
 
 def poison(monkeypatch, at_step):
@@ -320,5 +434,10 @@ def test_the_watch_is_quiet_off_the_first_rank(capsys):
 
 def test_curves_for_tensorboard(small, tmp_path):
     pytest.importorskip("tensorboard")
-    pretrain(small("b", run__steps=2, run__tensorboard=True), tmp_path / "run", world=CPU)
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = small("b", run__steps=6, run__tensorboard=True)
+    pretrain(config, tmp_path / "run", world=CPU, quiet=True)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == [1, 2, 3, 4, 5, 6]
+    assert len(events.Scalars("blocks.1.attention.ssmax.scale/1")) == 2

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,52 @@ def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, before, aft
     }
     assert list(run) == list(range(1, 17))
     assert list(run.values()) == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+
+
+def command_line(ranks, folder, *typed):
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
+        "-m", "ssmax.cli", *typed, "--runs", str(folder),
+    ]  # fmt: skip
+
+
+def test_an_error_of_one_rank_is_a_line_of_each(small, tmp_path, tokens):
+    """The first rank finds the folder taken; none is left waiting or ends in a traceback."""
+    (tmp_path / "quick-b").mkdir()
+    (tmp_path / "quick-b" / "config.json").write_text("{}")
+    command = command_line(2, tmp_path, "pretrain", "--device", "cpu", "--data", str(tokens),
+                           "--set", "model.train_length=16")  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    said = [line for line in done.stderr.splitlines() if line.startswith(("ssmax:", "ssmax ("))]
+    assert len(said) == 2 and all("holds a run already" in line for line in said)
+    assert sum(line.startswith("ssmax (rank 1)") for line in said) == 1
+    assert "[rank" not in done.stderr
+
+
+def test_a_signal_to_torchrun_is_a_checkpoint_of_all_ranks(tmp_path, tokens):
+    changes = [
+        "model.train_length=16", "model.width=16", "model.num_layers=1", "run.steps=100000",
+        "run.batch_size=2", "run.micro_batch=1",
+    ]  # fmt: skip
+    command = command_line(2, tmp_path, "pretrain", "--device", "cpu", "--data", str(tokens))
+    for change in changes:
+        command += ["--set", change]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    journal = tmp_path / "quick-b" / "journal.jsonl"
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 5):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert "stopped by SIGTERM after step" in out, out
+    newest = (tmp_path / "quick-b" / "checkpoints" / "latest").read_text().strip()
+    assert len(list((tmp_path / "quick-b" / "checkpoints" / newest).glob("*.safetensors"))) >= 1
 
 
 @pytest.mark.slow

@@ -126,16 +126,12 @@ def pretrain(
     from ssmax.cli.prepare import default_data
     from ssmax.train import PRETRAINING, configured, joined_world
     from ssmax.train import pretrain as run_pretraining
-    from ssmax.train.config import read_config_file, read_overrides
     from ssmax.train.run import resumed_config
 
     if preset not in PRETRAINING:
         raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
     folder = runs / (name or f"{preset}-{config}")
-    changes = read_config_file(file) if file else {}
-    changes |= read_overrides(set_ or [])
-    if on_nonfinite is not None:
-        changes["run.on_nonfinite"] = on_nonfinite
+    changes = _changes(file, set_, on_nonfinite)
     if data is not None:
         changes["data.folder"] = str(data)
     if resume:
@@ -173,12 +169,8 @@ def finetune(
     """Teach a pretrained model to answer questions, as the paper's table 3 does."""
     from ssmax.train import finetune as run_finetuning
     from ssmax.train import joined_world
-    from ssmax.train.config import read_config_file, read_overrides
 
-    changes = read_config_file(file) if file else {}
-    changes |= read_overrides(set_ or [])
-    if on_nonfinite is not None:
-        changes["run.on_nonfinite"] = on_nonfinite
+    changes = _changes(file, set_, on_nonfinite)
     suffix = f"-{config}-qa" if config else "-qa"
     folder = (runs or base.parent) / (name or base.name + suffix)
     rule = "ssmax" if config == "e" else config
@@ -194,6 +186,17 @@ def finetune(
         )
     command = f"ssmax finetune {base} --runs {folder.parent} --name {folder.name} --resume"
     return _ended(outcome, folder, command)
+
+
+def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None) -> dict[str, Any]:
+    """What is laid over a preset: a file, over it --set, over it the flags."""
+    from ssmax.train.config import read_config_file, read_overrides
+
+    changes = read_config_file(file) if file else {}
+    changes |= read_overrides(sets or [])
+    if on_nonfinite is not None:
+        changes["run.on_nonfinite"] = on_nonfinite
+    return changes
 
 
 def _ended(outcome, folder: Path, go_on: str) -> int:

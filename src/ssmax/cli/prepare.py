@@ -1,22 +1,35 @@
 """Preparation as a person sees it."""
 
 import os
-import sys
-import time
 from pathlib import Path
 
 from ssmax.data.preparation import Prepared, Progress, prepare
 from ssmax.data.shards import INDEX
 from ssmax.train.recipes import DEFAULT_TEXT
+from ssmax.train.watch import LiveLine
 
-SECONDS_BETWEEN_LINES = 5.0
 
-
-def prepare_shown(source: str, out: Path, **options) -> Prepared:
+def prepare_shown(
+    source: str,
+    out: Path,
+    *,
+    tokenizer: str,
+    workers: int | None = None,
+    validation_fraction: float = 0.005,
+    text_field: str = "text",
+) -> Prepared:
     """Prepare with a line that tells how far it is, and what came of it."""
-    show = _Line()
-    done = prepare(source, out, on_progress=show, **options)
-    show.end()
+    line = LiveLine()
+    done = prepare(
+        source,
+        out,
+        tokenizer=tokenizer,
+        workers=workers,
+        validation_fraction=validation_fraction,
+        text_field=text_field,
+        on_progress=lambda progress: line.show(_words(progress)),
+    )
+    line.close()
     print(
         f"{out}: {done.num_tokens:,} tokens of {done.num_documents:,} documents to train on, "
         f"{done.validation_tokens:,} of {done.validation_documents:,} for validation"
@@ -45,25 +58,10 @@ def default_data(recipe: str) -> Path:
     return folder
 
 
-class _Line:
-    def __init__(self) -> None:
-        self._is_live = sys.stdout.isatty()
-        self._last = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if not self._is_live and now - self._last < SECONDS_BETWEEN_LINES:
-            return
-        self._last = now
-        share = progress.done_bytes / max(progress.total_bytes, 1)
-        text = (
-            f"{progress.done_tasks:,}/{progress.total_tasks:,} parts ({share:.0%} of the bytes)  "
-            f"{progress.num_tokens:,} tokens  {progress.num_documents:,} documents  "
-            f"{progress.skipped:,} skipped"
-        )
-        print(f"\r\x1b[K{text}" if self._is_live else text, end="" if self._is_live else "\n")
-        sys.stdout.flush()
-
-    def end(self) -> None:
-        if self._is_live:
-            print()
+def _words(progress: Progress) -> str:
+    share = progress.done_bytes / max(progress.total_bytes, 1)
+    return (
+        f"{progress.done_tasks:,}/{progress.total_tasks:,} parts ({share:.0%} of the bytes)  "
+        f"{progress.num_tokens:,} tokens  {progress.num_documents:,} documents  "
+        f"{progress.skipped:,} skipped"
+    )

@@ -45,6 +45,43 @@ def peak_flops(device: torch.device) -> float | None:
     return None
 
 
+class LiveLine:
+    """Progress in one line: written over on a terminal, elsewhere a new one every few seconds."""
+
+    def __init__(self, *, is_shown: bool = True) -> None:
+        self._is_shown = is_shown
+        self._is_live = is_shown and sys.stdout.isatty()
+        self._is_open = False
+        self._last = -math.inf
+
+    def show(self, text: str, *, is_last: bool = False) -> None:
+        """How far it is."""
+        now = time.monotonic()
+        is_soon = not is_last and now - self._last < SECONDS_BETWEEN_LINES
+        if not self._is_shown or (is_soon and not self._is_live):
+            return
+        self._last = now
+        if self._is_live:
+            # A line that wraps could not be written over.
+            text = text[: shutil.get_terminal_size().columns - 1]
+            print(f"\r\x1b[K{text}", end="", flush=True)
+            self._is_open = True
+        else:
+            print(text, flush=True)
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._is_shown:
+            print(f"\r\x1b[K{text}" if self._is_live else text, flush=True)
+            self._is_open = False
+
+    def close(self) -> None:
+        """Leave the last line standing."""
+        if self._is_open:
+            print(flush=True)
+            self._is_open = False
+
+
 class Watch:
     """Shows the first rank's progress; silent on the others and where it is told to be."""
 
@@ -56,11 +93,9 @@ class Watch:
         peak_flops: float | None = None,
         tensorboard: Path | None = None,
     ) -> None:
-        self._is_shown = is_shown
+        self._line = LiveLine(is_shown=is_shown)
         self._flops, self._peak = flops_per_token, peak_flops
-        self._is_live = is_shown and sys.stdout.isatty()
         self._scale = ""
-        self._last_line = -math.inf
         self._curves: Any = None
         if tensorboard is not None:
             require("tensorboard", extra="lab", purpose="run.tensorboard")
@@ -70,9 +105,7 @@ class Watch:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if self._is_shown:
-            self._wipe()
-            print(text, flush=True)
+        self._line.say(text)
 
     def step(
         self,
@@ -84,26 +117,15 @@ class Watch:
         tokens_per_second: float,
         seconds_left: float,
     ) -> None:
-        """Where the run is; on a terminal the line is written over."""
-        if not self._is_shown:
-            return
-        now = time.monotonic()
-        if not self._is_live and step < steps and now - self._last_line < SECONDS_BETWEEN_LINES:
-            return
-        self._last_line = now
-        share = ""
+        """Where the run is."""
+        speed = f"{_short(tokens_per_second)} tokens/s"
         if self._peak:
-            share = f"  {self._flops * tokens_per_second / self._peak:.0%} of peak"
-        line = (
-            f"step {step:,}/{steps:,}  loss {loss:.4f}  lr {rate:.2e}  "
-            f"{_short(tokens_per_second)} tokens/s{share}  {_clock(seconds_left)} left{self._scale}"
+            speed += f"  {self._flops * tokens_per_second / self._peak:.0%} of peak"
+        self._line.show(
+            f"step {step:,}/{steps:,}  loss {loss:.4f}  lr {rate:.2e}  {speed}  "
+            f"{_clock(seconds_left)} left{self._scale}",
+            is_last=step == steps,
         )
-        if self._is_live:
-            self._wipe()
-            # A line that wraps could not be written over.
-            print(line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
-        else:
-            print(line, flush=True)
 
     def scale(self, *, mean: float, least: float, largest: float) -> None:
         """The s of all heads, for the line."""
@@ -128,14 +150,9 @@ class Watch:
 
     def close(self) -> None:
         """Leave the last line standing."""
-        if self._is_live:
-            print(flush=True)
+        self._line.close()
         if self._curves is not None:
             self._curves.close()
-
-    def _wipe(self) -> None:
-        if self._is_live:
-            print("\r\x1b[K", end="")
 
 
 def _short(number: float) -> str:

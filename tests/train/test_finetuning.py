@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import shutil
 
 import pytest
 import torch
@@ -92,6 +93,24 @@ def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
         finetune(base, folder, world=CPU, changes={**QUICK, "data.seed": seed}, quiet=True)
         journals.append((folder / "journal.jsonl").read_bytes())
     assert journals[0] != journals[1]
+
+
+@pytest.mark.parametrize("rule", [None, "ssmax"])
+def test_without_a_checkpoint_it_starts_again_from_the_base(base, tmp_path, rule):
+    for name in ("whole", "again"):
+        finetune(base, tmp_path / name, world=CPU, changes=QUICK, rule=rule, quiet=True)
+    shutil.rmtree(tmp_path / "again" / "checkpoints")
+    finetune(base, tmp_path / "again", world=CPU, resume=True, quiet=True)
+    whole, again = ((tmp_path / n / "journal.jsonl").read_bytes() for n in ("whole", "again"))
+    assert whole == again
+
+
+def test_the_seed_is_the_bases_unless_another_is_given(small, tmp_path):
+    config = small("a", model__train_length=160, run__steps=1, run__batch_size=2, data__seed=5)
+    pretrain(config, tmp_path / "base", world=CPU)
+    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    assert json.loads((tmp_path / "qa" / "config.json").read_text())["data"]["seed"] == 5
+    assert finetune(tmp_path / "base", tmp_path / "qa", world=CPU, resume=True).step == 4
 
 
 def test_zero_validation_windows_are_never_looked_at(base, tmp_path):

@@ -88,7 +88,8 @@ def finetune(
         seed = before.data.seed
     else:
         _refuse_what_is_the_bases(changes)
-        seed = base_config.replaced({"data.seed": changes.get("data.seed", 0)}).data.seed
+        given = {key: value for key, value in changes.items() if key == "data.seed"}
+        seed = base_config.replaced(given).data.seed
     questions = questions or INVENTED
     if questions != INVENTED:
         questions = str(Path(questions).resolve())
@@ -97,12 +98,13 @@ def finetune(
     taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
     samples = Rows(taught, length=length, seed=seed)
     validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
-    model = None
     if resume:
+        # Also where no checkpoint is whole yet: then it starts again from the base's weights.
         config = resumed_config(folder, changes)
+        model = _with_rule(load_run_model(base), config.model.rule)
     else:
         model = load_run_model(base)
-        model = model if rule is None else model.with_rule(rule)
+        model = model if rule is None else _with_rule(model, rule)
         changes |= {"data.questions": questions, "data.base": str(base.resolve())}
         config = _config(base_config, model, samples, validation, changes)
     with run_folder(
@@ -122,6 +124,10 @@ def finetune(
             first_weights=model,
             resume=resume,
         )
+
+
+def _with_rule(model: LM, rule: str) -> LM:
+    return model if model.config.rule == rule else model.with_rule(rule)
 
 
 def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:

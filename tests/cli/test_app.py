@@ -220,6 +220,12 @@ def test_a_run_is_measured(home, capsys):
     typed = "evaluate fading runs/quick-b --length 100 --documents 2"
     assert app.run(typed.split()) == 0
     assert "n    101  largest weight" in capsys.readouterr().out
+    # A fine-tuned run is measured on the text of its base.
+    assert app.run(["finetune", "runs/quick-b", *TINY[8:]]) == 0
+    capsys.readouterr()
+    score = "evaluate needle-score runs/quick-b-qa --length 200 --trials 1"
+    assert app.run(score.split()) == 0
+    assert "of 1 numbers found" in capsys.readouterr().out
     names = sorted(path.name for path in (home / "results").iterdir())
     assert names == ["fading.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
     assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()

@@ -156,6 +156,20 @@ def test_a_stopped_grid_goes_on_where_it_was(tmp_path):
     assert len(read_jsonl(out, NeedleTrial)) == 18
 
 
+def test_another_configuration_is_another_measurement(tmp_path):
+    grid(Stand(knows), tmp_path / "a.jsonl")
+    import dataclasses
+
+    other = dataclasses.replace(HERE, config_hash="1")
+    subject = Stand(knows)
+    found = measure_retrieval(
+        subject, BYTES, TEXT, run="r", lengths=[300], depths=[0.5], trials=3, seed=1,
+        out=tmp_path / "a.jsonl", provenance=other,
+    )  # fmt: skip
+    assert subject.asked == 3 and len(found) == 3
+    assert len(read_jsonl(tmp_path / "a.jsonl", NeedleTrial)) == 21
+
+
 def test_runs_share_a_file_without_sharing_cells(tmp_path):
     grid(Stand(knows), tmp_path / "a.jsonl")
     measure_retrieval(

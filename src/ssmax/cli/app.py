@@ -99,8 +99,9 @@ def data_prepare(
 def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
     """Compare every shard with its checksum."""
     from ssmax.data.shards import ShardSet
+    from ssmax.data.tasks import TRAIN, VALIDATION
 
-    sides = [side for side in ("train", "validation") if (folder / side).is_dir()]
+    sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
     for side in [folder / side for side in sides] or [folder]:
         shards = ShardSet.open(side)
         shards.verify()

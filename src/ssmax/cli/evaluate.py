@@ -9,6 +9,7 @@ import torch
 
 from ssmax.data.haystack import long_rows
 from ssmax.data.shards import ShardSet
+from ssmax.data.tasks import VALIDATION
 from ssmax.eval import (
     measure_fading,
     measure_needle_scores,
@@ -20,6 +21,7 @@ from ssmax.eval.position_loss import bin_edges
 from ssmax.eval.retrieval import accuracy
 from ssmax.records import Provenance, to_json_line
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
+from ssmax.train.config import TrainConfig
 from ssmax.train.world import device_of
 
 POSITION_LOSS, NEEDLE = "position_loss.jsonl", "needle.jsonl"
@@ -48,18 +50,24 @@ class Measurement:
         # What is measured is named by all that makes it what it is.
         self.run = folder.name + (f"+{rule}" if rule else "") + (f"@{theta:g}" if theta else "")
         self.results = results
-        self.data = data if data is not None else Path(self.config.data.folder)
+        self.data = data if data is not None else _text_of(self.config)
 
     def shards(self) -> ShardSet:
         """The validation text, which no run has seen."""
-        for folder in (self.data / "validation", self.data):
+        for folder in (self.data / VALIDATION, self.data):
             if folder.is_dir():
                 return ShardSet.open(folder)
         raise ValueError(f"there are no prepared tokens in {self.data}; give --data")
 
     def provenance(self, **options: Any) -> Provenance:
         """Where a number of this measurement comes from."""
-        config = {"run": self.config.to_dict(), "model": self.model.config.to_dict(), **options}
+        config = {
+            "run": self.config.to_dict(),
+            "model": self.model.config.to_dict(),
+            "theta": self.model.theta,
+            "text": self.shards().fingerprint,
+            **options,
+        }
         return Provenance.here(
             config=config, device=str(self.device), seed=int(options.get("seed", 0))
         )
@@ -82,6 +90,13 @@ class Measurement:
         with path.open("a") as file:
             file.write("".join(to_json_line(record) for record in records))
         return path
+
+
+def _text_of(config: TrainConfig) -> Path:
+    """What a run was trained on; a fine-tuned one, what its base was."""
+    if config.data.base:
+        return _text_of(read_run_config(Path(config.data.base)))
+    return Path(config.data.folder)
 
 
 def position_loss(here: Measurement, *, length: int, documents: int, batch: int) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ssmax.data.preparation import Prepared, Progress, prepare
 from ssmax.data.shards import INDEX
+from ssmax.data.tasks import TRAIN
 from ssmax.train.recipes import DEFAULT_TEXT
 from ssmax.train.watch import LiveLine
 
@@ -46,7 +47,7 @@ def default_data(recipe: str) -> Path:
     source, tokenizer = DEFAULT_TEXT[recipe]
     name = source.rsplit("/", 1)[-1].lower()
     folder = Path("data") / f"{name}-{tokenizer}"
-    if (folder / "train" / INDEX).is_file():
+    if (folder / TRAIN / INDEX).is_file():
         return folder
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(

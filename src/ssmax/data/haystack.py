@@ -162,6 +162,11 @@ def found_digits(continuation: str, number: str) -> int:
     return sum(a == b for a, b in zip(said, number, strict=False))
 
 
+def says_first_digit(continuation: str, number: str) -> bool:
+    """True where a continuation begins with the number's first digit."""
+    return continuation.strip().startswith(number[0])
+
+
 def says_number(continuation: str, number: str) -> bool:
     """True where a continuation begins with the whole number and no further digit."""
     said = continuation.strip()

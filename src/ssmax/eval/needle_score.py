@@ -6,7 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ssmax.data.haystack import Haystack, found_digits, says_number, sentence_ends
+from ssmax.data.haystack import (
+    DIGITS,
+    Haystack,
+    says_first_digit,
+    says_number,
+    sentence_ends,
+)
 from ssmax.data.tokenizer import Tokenizer
 from ssmax.eval.protocols import Subject
 from ssmax.eval.retrieval import answers, make_haystack
@@ -24,7 +30,7 @@ def measure_needle_scores(
     seed: int,
     provenance: Provenance,
     depth: float | None = None,
-    digits: int = 7,
+    digits: int = DIGITS,
     device: torch.device | str = "cpu",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> list[NeedleScore]:
@@ -55,7 +61,7 @@ def measure_needle_scores(
                 number=stack.needle.number,
                 said=said,
                 is_whole=says_number(said, stack.needle.number),
-                first_digit=found_digits(said[:2], stack.needle.number[:1]) == 1,
+                first_digit=says_first_digit(said, stack.needle.number),
                 number_scores=number.tolist(),
                 sentence_scores=sentence.tolist(),
                 provenance=provenance,

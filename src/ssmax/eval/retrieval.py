@@ -9,10 +9,12 @@ import numpy as np
 
 from ssmax._files import write_whole
 from ssmax.data.haystack import (
+    DIGITS,
     Haystack,
     found_digits,
     hide,
     random_needle,
+    says_first_digit,
     says_number,
     sentence_ends,
 )
@@ -34,19 +36,20 @@ def measure_retrieval(
     out: Path,
     provenance: Provenance,
     batch: int = 8,
-    digits: int = 7,
+    digits: int = DIGITS,
     on_cell: Callable[[int, int], None] | None = None,
 ) -> list[NeedleTrial]:
     """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
 
-    A grid that was stopped goes on with the cells that `out` lacks. Trial i of a cell has the same
+    A grid that was stopped goes on with the cells that `out` lacks under its run and configuration.
+    Trial i of a cell has the same
     needle and the same stretch of text for every model.
     """
     if not len(lengths) or not len(depths) or trials < 1:
         raise ValueError(
             f"a grid needs lengths, depths and trials, got {len(lengths)}, {len(depths)}, {trials}"
         )
-    done = _finished(out, run, trials)
+    done = _finished(out, run, provenance.config_hash, trials)
     ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
     cells = [(length, depth) for length in lengths for depth in depths]
     for number, (length, depth) in enumerate(cells, 1):
@@ -68,7 +71,7 @@ def measure_retrieval(
                     number=stack.needle.number,
                     said=said,
                     is_whole=says_number(said, stack.needle.number),
-                    first_digit=found_digits(said[:2], stack.needle.number[:1]) == 1,
+                    first_digit=says_first_digit(said, stack.needle.number),
                     digits_right=found_digits(said, stack.needle.number),
                     provenance=provenance,
                 )
@@ -92,7 +95,7 @@ def make_haystack(
     depth: float,
     trial: int,
     seed: int,
-    digits: int = 7,
+    digits: int = DIGITS,
 ) -> Haystack:
     """A trial's prompt: its needle and its stretch of text follow from its numbers alone."""
     chance = random.Random(f"needle {seed} {length} {depth} {trial}")
@@ -119,16 +122,22 @@ def answers(
             yield tokenizer.decode(new)
 
 
-def _finished(out: Path, run: str, trials: int) -> dict[tuple[int, float], list[NeedleTrial]]:
-    """The cells of a file that are whole; what is left of another is dropped from it."""
+def _finished(
+    out: Path, run: str, config_hash: str, trials: int
+) -> dict[tuple[int, float], list[NeedleTrial]]:
+    """This measurement's cells in a file that are whole; what is left of others is dropped."""
     if not out.exists():
         return {}
-    cells: dict[tuple[str, int, float], list[NeedleTrial]] = {}
+    others: list[NeedleTrial] = []
+    cells: dict[tuple[int, float], list[NeedleTrial]] = {}
     for trial in read_jsonl(out, NeedleTrial):
-        cells.setdefault((trial.run, trial.length, trial.depth), []).append(trial)
-    whole = {cell: found for cell, found in cells.items() if cell[0] != run or len(found) == trials}
-    write_whole(out, "".join(to_json_line(trial) for found in whole.values() for trial in found))
-    return {cell[1:]: found for cell, found in whole.items() if cell[0] == run}
+        is_mine = (trial.run, trial.provenance.config_hash) == (run, config_hash)
+        home = cells.setdefault((trial.length, trial.depth), []) if is_mine else others
+        home.append(trial)
+    whole = {cell: found for cell, found in cells.items() if len(found) == trials}
+    kept = others + [trial for found in whole.values() for trial in found]
+    write_whole(out, "".join(to_json_line(trial) for trial in kept))
+    return whole
 
 
 def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:

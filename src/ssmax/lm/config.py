@@ -101,7 +101,13 @@ class LMConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
-                raise ValueError(f"unknown key {key!r} in the model's configuration{hint}")
+                raise ValueError(
+                    f"unknown key {key!r} in the model's configuration{nearest(key, known)}"
+                )
         return cls(**values)
+
+
+def nearest(key: str, known: list[str]) -> str:
+    """The end of an error about an unknown key: the known one that was meant, or all of them."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

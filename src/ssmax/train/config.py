@@ -1,7 +1,6 @@
 """What a run is made of. Born valid, never changed, written beside the run as it was resolved."""
 
 import dataclasses
-import difflib
 import json
 import math
 import tomllib
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ssmax.lm import LMConfig
+from ssmax.lm.config import nearest
 from ssmax.nn import RULES
 
 Parallel = Literal["auto", "none", "ddp", "fsdp2"]
@@ -234,7 +234,7 @@ class TrainConfig:
         rooms: dict[str, dict[str, Any]] = {}
         for key, value in changes.items():
             if key not in known:
-                raise ValueError(f"unknown key {key!r}{_nearest(key, list(known))}")
+                raise ValueError(f"unknown key {key!r}{nearest(key, list(known))}")
             room, name = key.split(".", 1)
             rooms.setdefault(room, {})[name] = _as_field(key, value, known[key])
         changed = {}
@@ -284,18 +284,11 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             if key not in rooms:
-                raise ValueError(f"unknown room {key!r}{_nearest(key, rooms)}")
+                raise ValueError(f"unknown room {key!r}{nearest(key, rooms)}")
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value
     return flat
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {near[0]!r}?"
-    return f"; known: {', '.join(known)}"
 
 
 def _as_field(key: str, value: Any, field: dataclasses.Field) -> Any:

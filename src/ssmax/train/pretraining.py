@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ssmax.data.shards import ShardSet, Vocabulary
 from ssmax.data.stream import TokenStream
+from ssmax.data.tasks import TRAIN, VALIDATION
 from ssmax.records import config_hash
 from ssmax.train.config import TrainConfig
 from ssmax.train.loop import Outcome, train
@@ -11,7 +12,6 @@ from ssmax.train.run import run_folder
 from ssmax.train.samples import Batch
 from ssmax.train.world import World
 
-TRAIN, VALIDATION = "train", "validation"
 VERIFIED_TOKENS = 1 << 30
 """Data up to this size is read and compared with its checksums before a run; sizes always are."""
 

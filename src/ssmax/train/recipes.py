@@ -55,7 +55,7 @@ def paper() -> TrainConfig:
 
 
 def gpu() -> TrainConfig:
-    """The paper's model on one GPU in minutes: 80 M tokens, a sixteenth of the batch."""
+    """The paper's model for one GPU: 79 M tokens, a sixteenth of the batch."""
     return TrainConfig(
         schedule=ScheduleConfig(warmup_steps=100),
         run=RunConfig(

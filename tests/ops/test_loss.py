@@ -4,24 +4,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssmax.ops import loss
-from ssmax.ops.loss import linear_cross_entropy
+from ssmax.ops.loss import api, kernels, linear_cross_entropy
 from ssmax.testing import LargestTensor, assert_no_worse_than
+
+pytestmark = pytest.mark.parametrize("impl", ["reference", "triton"])
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Seven tokens at a time, so that every test crosses chunks."""
-    monkeypatch.setattr(loss, "CHUNK_ELEMENTS", 7 * 50)
+    """At most seven tokens at a time, so that every test crosses chunks."""
+    monkeypatch.setattr(api, "CHUNK_BYTES", dict.fromkeys(api.CHUNK_BYTES, 7 * 50 * 8))
+    monkeypatch.setattr(api, "COLUMNS_TOGETHER", 1)
+    monkeypatch.setattr(kernels, "COLUMNS_AT_A_TIME", 16)
 
 
-def make(dtype=torch.float64, tokens=(3, 11)):
+def make(device, dtype=torch.float64, tokens=(3, 11)):
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(*tokens, 16, dtype=torch.float64, generator=generator)
     weight = torch.randn(50, 16, dtype=torch.float64, generator=generator)
     targets = torch.randint(0, 50, tokens, generator=generator)
     targets[0, :4] = -100
-    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), targets
+    leaves = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
+    return *leaves, targets.to(device)
 
 
 def plain(hidden, weight, targets, reduction="mean"):
@@ -30,9 +34,9 @@ def plain(hidden, weight, targets, reduction="mean"):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_value_and_gradient_are_those_of_the_logits(reduction):
-    hidden, weight, targets = make()
-    ours = linear_cross_entropy(hidden, weight, targets, reduction=reduction)
+def test_value_and_gradient_are_those_of_the_logits(impl, reduction, device):
+    hidden, weight, targets = make(device)
+    ours = linear_cross_entropy(hidden, weight, targets, reduction=reduction, impl=impl)
     exact = plain(hidden, weight, targets, reduction)
     torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
     for x, y in zip(
@@ -43,56 +47,70 @@ def test_value_and_gradient_are_those_of_the_logits(reduction):
         torch.testing.assert_close(x, y, rtol=1e-11, atol=1e-12)
 
 
-def test_gradcheck():
-    hidden, weight, targets = make(tokens=(1, 9))
-    torch.autograd.gradcheck(lambda h, w: linear_cross_entropy(h, w, targets), (hidden, weight))
+def test_gradcheck(impl, device):
+    hidden, weight, targets = make(device, tokens=(1, 9))
+    torch.autograd.gradcheck(
+        lambda h, w: linear_cross_entropy(h, w, targets, impl=impl), (hidden, weight)
+    )
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight", "both"])
-def test_only_what_learns_gets_a_gradient(frozen):
-    hidden, weight, targets = make()
+def test_only_what_learns_gets_a_gradient(impl, frozen, device):
+    hidden, weight, targets = make(device)
     hidden = hidden.detach() if frozen != "weight" else hidden
     weight = weight.detach() if frozen != "hidden" else weight
-    out = linear_cross_entropy(hidden, weight, targets)
+    out = linear_cross_entropy(hidden, weight, targets, impl=impl)
+    exact = plain(hidden, weight, targets)
+    torch.testing.assert_close(out, exact)
     assert out.requires_grad == (frozen != "both")
     if frozen != "both":
         leaf = weight if frozen == "hidden" else hidden
-        exact = torch.autograd.grad(plain(hidden, weight, targets), leaf)[0]
-        torch.testing.assert_close(torch.autograd.grad(out, leaf)[0], exact)
+        expected = torch.autograd.grad(exact, leaf)[0]
+        torch.testing.assert_close(torch.autograd.grad(out, leaf)[0], expected)
 
 
-def test_the_loss_of_every_token():
-    hidden, weight, targets = make()
-    losses = linear_cross_entropy(hidden, weight, targets, reduction="none")
+def test_the_loss_of_every_token(impl, device):
+    hidden, weight, targets = make(device)
+    losses = linear_cross_entropy(hidden, weight, targets, reduction="none", impl=impl)
     assert losses.shape == targets.shape and not losses.requires_grad
     exact = plain(hidden, weight, targets, "none").reshape(targets.shape)
     torch.testing.assert_close(losses, exact.detach())
     assert (losses[0, :4] == 0).all()
 
 
-def test_nothing_to_predict_is_zero_not_nan():
-    hidden, weight, targets = make()
-    out = linear_cross_entropy(hidden, weight, torch.full_like(targets, -100))
+def test_nothing_to_predict_is_zero_not_nan(impl, device):
+    hidden, weight, targets = make(device)
+    out = linear_cross_entropy(hidden, weight, torch.full_like(targets, -100), impl=impl)
+    assert out.item() == 0.0
+    assert all((g == 0).all() for g in torch.autograd.grad(out, (hidden, weight)))
+
+
+def test_no_tokens_are_no_loss(impl, device):
+    hidden, weight, targets = make(device)
+    out = linear_cross_entropy(hidden[:0], weight, targets[:0], impl=impl)
     assert out.item() == 0.0
     assert all((g == 0).all() for g in torch.autograd.grad(out, (hidden, weight)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_worse_than_eager(dtype):
+def test_no_worse_than_eager(impl, dtype, device):
+    def ours(hidden, weight, targets):
+        return linear_cross_entropy(hidden, weight, targets, impl=impl)
+
     results = []
-    for function, kind in ((plain, torch.float64), (plain, dtype), (linear_cross_entropy, dtype)):
-        hidden, weight, targets = make(dtype)
+    for function, kind in ((plain, torch.float64), (plain, dtype), (ours, dtype)):
+        hidden, weight, targets = make(device, dtype)
         hidden, weight = (x.detach().to(kind).requires_grad_() for x in (hidden, weight))
         out = function(hidden, weight, targets)
         results.append((out, *torch.autograd.grad(out, (hidden, weight))))
-    for name, exact, eager, ours in zip(("loss", "dhidden", "dweight"), *results, strict=True):
-        assert_no_worse_than(ours, eager, exact, name=name)
+    for name, exact, eager, found in zip(("loss", "dhidden", "dweight"), *results, strict=True):
+        assert_no_worse_than(found, eager, exact, name=name)
 
 
-def test_autocast_takes_its_dtype_and_keeps_float32_gradients():
-    hidden, weight, targets = make(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = linear_cross_entropy(hidden, weight, targets)
+def test_autocast_takes_its_dtype_and_keeps_float32_gradients(impl, device):
+    hidden, weight, targets = make(device, torch.float32)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = linear_cross_entropy(hidden, weight, targets, impl=impl)
     assert out.dtype == torch.float32
     gradients = torch.autograd.grad(out, (hidden, weight))
     exact = torch.autograd.grad(plain(hidden, weight, targets), (hidden, weight))
@@ -101,24 +119,73 @@ def test_autocast_takes_its_dtype_and_keeps_float32_gradients():
         torch.testing.assert_close(ours, wide, rtol=0.1, atol=0.02)
 
 
-def test_no_tensor_of_tokens_times_vocabulary_is_made():
-    hidden, weight, _ = make(tokens=(4, 100))
-    targets = torch.randint(0, 50, (4, 100))
+def test_no_tensor_of_tokens_times_vocabulary_is_made(impl, device):
+    hidden, weight, _ = make(device, tokens=(4, 100))
+    targets = torch.randint(0, 50, (4, 100), device=device)
     with LargestTensor() as watch:
-        linear_cross_entropy(hidden, weight, targets).backward()
+        linear_cross_entropy(hidden, weight, targets, impl=impl).backward()
     assert watch.elements <= 400 * 16 < 400 * 50
 
 
+@pytest.mark.parametrize("gradient", [False, True])
+def test_padding_of_the_vocabulary_has_no_part_in_it(impl, gradient, device):
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 50, dtype=torch.float64, generator=generator).to(device)
+    targets = torch.tensor([0, 49, -100, 7, 31], device=device)
+    # What lies in the padding must not be read: a product leaves zeros there, this leaves poison.
+    padded = F.pad(logits, (0, 14), value=torch.inf)
+    losses, found = api._losses_and_gradient(padded, targets, 50, -100, gradient, impl)
+    leaf = logits.requires_grad_()
+    exact = F.cross_entropy(leaf, targets, reduction="none")
+    torch.testing.assert_close(losses, exact.detach())
+    if gradient:
+        expected = F.pad(torch.autograd.grad(exact.sum(), leaf)[0], (0, 14))
+        torch.testing.assert_close(found, expected)
+
+
+def test_hidden_words_do_not_make_the_loss_nan(impl, device):
+    """A head may have forbidden its first words: whole blocks of -inf."""
+    logits = torch.randn(2, 50, dtype=torch.float64).to(device)
+    logits[:, :40] = -torch.inf
+    targets = torch.tensor([45, 49], device=device)
+    exact = F.cross_entropy(logits, targets, reduction="none")
+    losses, gradient = api._losses_and_gradient(logits.clone(), targets, 50, -100, True, impl)
+    torch.testing.assert_close(losses, exact)
+    assert (gradient[:, :40] == 0).all() and gradient.isfinite().all()
+
+
+@pytest.mark.gpu
+def test_odd_vocabularies_are_padded_for_the_product(impl, device, monkeypatch):
+    monkeypatch.setattr(api, "COLUMNS_TOGETHER", 128)
+    test_value_and_gradient_are_those_of_the_logits(impl, "sum", device)
+
+
+@pytest.mark.gpu
+def test_it_can_be_compiled_whole(impl, device):
+    hidden, weight, targets = make(device, torch.float32)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    out = compiled(hidden, weight, targets, impl=impl)
+    exact = plain(hidden, weight, targets)
+    torch.testing.assert_close(out, exact)
+    for x, y in zip(
+        torch.autograd.grad(out, (hidden, weight)),
+        torch.autograd.grad(exact, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
 BAD = {
-    "reduction": (lambda h, w, t: linear_cross_entropy(h, w, t, reduction="max"), "one of mean, sum, none"),
-    "channels": (lambda h, w, t: linear_cross_entropy(h, w[:, 1:], t), "channels of hidden"),
-    "shape": (lambda h, w, t: linear_cross_entropy(h, w, t[:, 1:]), "one token for each"),
-    "dtype": (lambda h, w, t: linear_cross_entropy(h, w, t.int()), "int64"),
+    "reduction": (lambda h, w, t, i: linear_cross_entropy(h, w, t, impl=i, reduction="max"), "one of mean, sum, none"),
+    "channels": (lambda h, w, t, i: linear_cross_entropy(h, w[:, 1:], t, impl=i), "channels of hidden"),
+    "shape": (lambda h, w, t, i: linear_cross_entropy(h, w, t[:, 1:], impl=i), "one token for each"),
+    "impl": (lambda h, w, t, i: linear_cross_entropy(h, w, t, impl=i + "s"), "impl must be one of"),
+    "dtype": (lambda h, w, t, i: linear_cross_entropy(h, w, t.int(), impl=i), "int64"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_gets_one_clear_error(name):
+def test_bad_input_gets_one_clear_error(impl, name, device):
     call, message = BAD[name]
     with pytest.raises(ValueError, match=message):
-        call(*make())
+        call(*make(device), impl)

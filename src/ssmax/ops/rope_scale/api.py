@@ -3,19 +3,14 @@
 # B batch, H query heads, G key heads, T tokens, D head width
 
 import functools
-import importlib.util
-import os
-from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
-
-Impl = Literal["auto", "reference", "triton"]
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def rope_scale(
@@ -52,34 +47,14 @@ def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor)[0]
 
 
-def choose_impl(impl: Impl, device: torch.device) -> Impl:
-    """What `auto` means here; a name is a promise and is refused where it cannot be kept."""
-    if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
-    if impl == "auto":
-        return "triton" if device.type == "cuda" and _HAS_TRITON else "reference"
-    if impl == "triton" and device.type != "cuda" and not _INTERPRETED:
-        raise ValueError(
-            f"impl='triton' needs CUDA tensors, got {device}; pass impl='reference', or set "
-            "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
-        )
-    return impl
-
-
-# As a triton_op the kernel is seen by torch.compile, which launches it directly. The interpreter
-# cannot be traced through: there the op stays closed, with a fake beside it.
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_register: Any = torch.library.custom_op if _INTERPRETED else torch.library.triton_op
-
-
-@_register("ssmax::rope_scale", mutates_args=())
+@register_op("ssmax::rope_scale", mutates_args=())
 def _rope_scale_op(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
     return _kernels().forward(q, k, cos, sin, factor)
 
 
-@_register("ssmax::rope_scale_backward", mutates_args=())
+@register_op("ssmax::rope_scale_backward", mutates_args=())
 def _rope_scale_backward_op(
     dq_out: Tensor, dk_out: Tensor, q: Tensor | None, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,12 +11,12 @@ Arithmetic is float32 (float64 for float64 inputs) with one rounding at the stor
 
 # p_ pointer, b_ block, o_ offset, m_ mask, i_ program id; T tokens, H query heads, G key heads
 
-import os
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ssmax.ops.implementation import traceable
 
 # Measured on an H200 (LOG.md): within 3 % of the best in both directions at head widths 64 and 128.
 TOKENS_PER_PROGRAM = 16
@@ -182,7 +182,7 @@ def _launch(
     dfactor = factor if dfactor is None else dfactor
     # Triton launches on the current device, which need not be the tensors'.
     with torch.cuda.device(q.device if q.is_cuda else -1):
-        _kernel()[(programs, query_heads + key_heads)](
+        traceable(_turn_kernel)[(programs, query_heads + key_heads)](
             q, k, cos, sin, factor, q_out, k_out, saved_q, dfactor,
             batch, tokens, blocks_per_row, query_heads,
             *q.stride()[:3], *k.stride()[:3],
@@ -203,13 +203,6 @@ def _launch(
             NEEDS_DFACTOR=needs_dfactor,
             num_warps=WARPS_PER_PROGRAM if tokens > 1 else 1,
         )  # fmt: skip
-
-
-def _kernel():
-    """The kernel as torch.compile can trace it; the interpreter's is traced as a whole op."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return _turn_kernel
-    return torch.library.wrap_triton(_turn_kernel)
 
 
 def _unit_width_stride(x: Tensor) -> Tensor:

@@ -20,10 +20,13 @@ def rope_scale_step(
 ) -> tuple[Tensor, Tensor]:
     """The same, written for torch.compile to make one small kernel of it and of the factor.
 
-    A decoding step costs what its launches and their latencies cost. Compiled, the halves joined by
-    a concatenation take up to 1.08 times the rotation alone, halves exchanged by a flip with the
-    factor in the tables 1.02 (LOG.md).
+    A decoding step costs what its launches and their latencies cost. With as many key heads as
+    query heads the compiler makes one kernel of q and k, and the factor is cheapest in the tables,
+    with the halves exchanged by a flip. With fewer it makes two, and the plain form is the best
+    of five that were tried (LOG.md).
     """
+    if q_BHTD.shape[1] != k_BGTD.shape[1]:
+        return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor)
     tables = [table if table.dim() == 2 else table.unsqueeze(1) for table in (cos, sin)]
     column = factor.unsqueeze(-1)
     turned = 2 * cos.shape[-1]

@@ -1,0 +1,34 @@
+"""Which implementation of an operation runs: the Triton kernel or its plain twin."""
+
+import importlib.util
+import os
+from typing import Any, Literal, get_args
+
+import torch
+
+Impl = Literal["auto", "reference", "triton"]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton's interpreter runs the kernels, on any device."""
+register_op: Any = torch.library.custom_op if INTERPRETED else torch.library.triton_op
+"""As a triton_op a kernel is seen by torch.compile, which launches it directly. The interpreter
+cannot be traced through: there the op stays closed, with a fake beside it."""
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def choose_impl(impl: Impl, device: torch.device) -> Impl:
+    """What `auto` means here; a name is a promise and is refused where it cannot be kept."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+    if impl == "auto":
+        return "triton" if device.type == "cuda" and _HAS_TRITON else "reference"
+    if impl == "triton" and device.type != "cuda" and not INTERPRETED:
+        raise ValueError(
+            f"impl='triton' needs CUDA tensors, got {device}; pass impl='reference', or set "
+            "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
+        )
+    return impl
+
+
+def traceable(kernel: Any) -> Any:
+    """A kernel as torch.compile can trace it; the interpreter's is traced as a whole op."""
+    return kernel if INTERPRETED else torch.library.wrap_triton(kernel)

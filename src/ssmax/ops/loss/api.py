@@ -1,0 +1,193 @@
+"""linear_cross_entropy's door: checks, the choice of implementation, chunks and the gradient.
+
+The logits of N tokens over a vocabulary of V are the largest tensor of a small language model: 13
+GB in float32 for 65,536 tokens of GPT-2. Here they exist for a chunk of tokens at a time. The
+gradient is made in the same pass, while the chunk's logits are there, so nothing is computed twice.
+"""
+
+# N tokens, n tokens of a chunk, C channels, V vocabulary (padded where the product wants it)
+
+import functools
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ssmax._extras import require
+from ssmax.ops.implementation import Impl, choose_impl, register_op
+from ssmax.ops.loss import reference
+
+Reduction = Literal["mean", "sum", "none"]
+
+CHUNK_BYTES = {"reference": 1 << 27, "triton": 1 << 29}
+"""Logits at a time: enough for every product to fill the device, few of what a model takes."""
+TOKENS_TOGETHER = 128
+"""A chunk is a multiple of this where it can be: tiles of a product."""
+COLUMNS_TOGETHER = 128
+"""Likewise for the vocabulary on a GPU. GPT-2's 50,257 columns are odd: as they stand, a product of
+16-bit numbers over them cannot use the tensor cores of the last two generations (LOG.md)."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight_VC: Tensor,
+    targets: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+    impl: Impl = "auto",
+) -> Tensor:
+    """cross_entropy(hidden @ weight^T, targets), exact in value and gradient.
+
+    hidden is (..., C), targets (...). The mean is over the targets that are not ignored, and 0 if
+    all are. `none` gives the loss of every token, 0 where ignored, and has no gradient. A named
+    impl never falls back to another.
+    """
+    _check(hidden, weight_VC, targets, reduction)
+    impl = choose_impl(impl, hidden.device)
+    hidden_NC, targets_N = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    if reduction == "none":
+        with torch.no_grad():
+            losses_N = _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl)
+        return losses_N.reshape(targets.shape)
+    total = _LinearCrossEntropy.apply(hidden_NC, weight_VC, targets_N, ignore_index, impl)
+    assert isinstance(total, Tensor)
+    if reduction == "sum":
+        return total
+    return total / (targets_N != ignore_index).sum().clamp_min(1)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The sum of the losses; its gradient is finished when the forward pass is."""
+
+    @staticmethod
+    def forward(ctx, hidden_NC, weight_VC, targets_N, ignore_index, impl):
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        if not needs_hidden and not needs_weight:
+            return _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum()
+        vocabulary = weight_VC.shape[0]
+        weight = _for_product(weight_VC, hidden_NC)
+        wide = torch.promote_types(weight_VC.dtype, torch.float32)
+        dhiddens, dweight, total = [], None, 0.0
+        # No tensor is written into here: torch 2.11 compiled that into wrong gradients (LOG.md).
+        for start, stop in _chunks(hidden_NC, weight, impl):
+            hidden_nC = hidden_NC[start:stop].to(weight.dtype)
+            losses_n, dlogits_nV = _losses_and_gradient(
+                hidden_nC @ weight.t(), targets_N[start:stop], vocabulary, ignore_index, True, impl
+            )
+            total = total + losses_n.sum()
+            if needs_hidden:
+                dhiddens.append((dlogits_nV @ weight).to(hidden_NC.dtype))
+            if needs_weight:
+                # float32 sums of chunks: a hundred bfloat16 roundings would be heard.
+                part = (dlogits_nV.t() @ hidden_nC)[:vocabulary]
+                dweight = part.to(wide) if dweight is None else dweight + part
+        dhidden = torch.cat(dhiddens) if needs_hidden else None
+        ctx.save_for_backward(dhidden, None if dweight is None else dweight.to(weight_VC.dtype))
+        return total
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (dtotal,) = gradients
+        dhidden, dweight = ctx.saved_tensors
+        return (
+            None if dhidden is None else dhidden * dtotal.to(dhidden.dtype),
+            None if dweight is None else dweight * dtotal.to(dweight.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _token_losses(
+    hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, ignore_index: int, impl: Impl
+) -> Tensor:
+    """The loss of every token, 0 where ignored."""
+    weight = _for_product(weight_VC, hidden_NC)
+    losses = []
+    for start, stop in _chunks(hidden_NC, weight, impl):
+        logits_nV = hidden_NC[start:stop].to(weight.dtype) @ weight.t()
+        targets_n = targets_N[start:stop]
+        losses_n, _ = _losses_and_gradient(
+            logits_nV, targets_n, weight_VC.shape[0], ignore_index, False, impl
+        )
+        losses.append(losses_n)
+    return torch.cat(losses)
+
+
+def _losses_and_gradient(
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    vocabulary: int,
+    ignore_index: int,
+    gradient: bool,
+    impl: Impl,
+) -> tuple[Tensor, Tensor]:
+    """The loss of every token, and its gradient by the logits, which may have been overwritten."""
+    if impl == "reference":
+        return reference.losses_and_gradient(
+            logits_nV, targets_n, vocabulary, ignore_index, gradient
+        )
+    losses_n = _losses_and_gradient_op(logits_nV, targets_n, vocabulary, ignore_index, gradient)
+    return losses_n, logits_nV
+
+
+@register_op("ssmax::losses_and_gradient_", mutates_args={"logits"})
+def _losses_and_gradient_op(
+    logits: Tensor, targets: Tensor, vocabulary: int, ignore_index: int, gradient: bool
+) -> Tensor:
+    return _kernels().losses_and_gradient_(logits, targets, vocabulary, ignore_index, gradient)
+
+
+@_losses_and_gradient_op.register_fake
+def _(logits, targets, vocabulary, ignore_index, gradient):
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits.new_empty(logits.shape[0], dtype=wide)
+
+
+def _for_product(weight_VC: Tensor, hidden_NC: Tensor) -> Tensor:
+    """The weight in the product's dtype, autocast's where it is on, and of a width it likes."""
+    device = hidden_NC.device.type
+    dtype = torch.promote_types(hidden_NC.dtype, weight_VC.dtype)
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    weight_VC = weight_VC.to(dtype)
+    padding = -weight_VC.shape[0] % COLUMNS_TOGETHER if weight_VC.is_cuda else 0
+    return torch.nn.functional.pad(weight_VC, (0, 0, 0, padding)) if padding else weight_VC
+
+
+def _chunks(hidden_NC: Tensor, weight_VC: Tensor, impl: Impl) -> list[tuple[int, int]]:
+    """Bounds of runs of tokens, nearly equal, whose logits fit into CHUNK_BYTES."""
+    tokens, row_bytes = hidden_NC.shape[0], weight_VC.shape[0] * weight_VC.element_size()
+    number = max(1, -(-tokens // max(1, CHUNK_BYTES[impl] // row_bytes)))
+    each = max(1, -(-tokens // number))
+    if each > TOKENS_TOGETHER:
+        each += -each % TOKENS_TOGETHER
+    return [(start, min(start + each, tokens)) for start in range(0, max(1, tokens), each)]
+
+
+@functools.cache
+def _kernels():
+    require("triton", extra="triton", purpose="impl='triton'")
+    from ssmax.ops.loss import kernels
+
+    return kernels
+
+
+def _check(hidden: Tensor, weight_VC: Tensor, targets: Tensor, reduction: str) -> None:
+    if reduction not in get_args(Reduction):
+        raise ValueError(
+            f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}"
+        )
+    if weight_VC.dim() != 2 or hidden.shape[-1:] != weight_VC.shape[1:]:
+        raise ValueError(
+            "weight must be (vocabulary, channels) with the channels of hidden, "
+            f"got {tuple(weight_VC.shape)} for hidden {tuple(hidden.shape)}"
+        )
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"targets must hold one token for each of hidden's {tuple(hidden.shape[:-1])}, "
+            f"got {tuple(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise ValueError(f"targets must be int64, got {targets.dtype}; write .long()")

@@ -1,0 +1,26 @@
+"""The plain twin: it runs anywhere and defines the kernel."""
+
+import torch
+from torch import Tensor
+
+
+def losses_and_gradient(
+    logits_nV: Tensor, targets_n: Tensor, vocabulary: int, ignore_index: int, gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """The loss of every token, float32 or wider, 0 where ignored; its gradient, or the logits.
+
+    Columns from `vocabulary` on are padding: they have no part in the loss and no gradient.
+    """
+    wide = torch.promote_types(logits_nV.dtype, torch.float32)
+    target_n1 = targets_n.unsqueeze(-1)
+    counts_n1 = target_n1 != ignore_index
+    target_n1 = target_n1.masked_fill(~counts_n1, 0)
+    log_weights_nV = logits_nV[:, :vocabulary].to(wide).log_softmax(-1)
+    losses_n = -(log_weights_nV.gather(-1, target_n1) * counts_n1).squeeze(-1)
+    if not gradient:
+        return losses_n, logits_nV
+    dlogits_nV = log_weights_nV.exp_()
+    dlogits_nV.scatter_add_(-1, target_n1, -torch.ones_like(target_n1, dtype=wide))
+    dlogits_nV = (dlogits_nV * counts_n1).to(logits_nV.dtype)
+    padding = logits_nV.shape[1] - vocabulary
+    return losses_n, torch.nn.functional.pad(dlogits_nV, (0, padding)) if padding else dlogits_nV

@@ -140,6 +140,29 @@ class Fading:
     provenance: Provenance
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """One comparison of a claim: what was expected, what came out, and what that means."""
+
+    claim: str
+    """C1 to C8; the figure has the same number."""
+    text: str
+    """What the paper says, for one pair."""
+    effect: float
+    """The first minus the second, or what the text names."""
+    unit: str
+    low: float
+    high: float
+    """The 95 % interval of the effect."""
+    basis: str
+    """What the interval is over, in words."""
+    verdict: str
+    """supported, contradicted, or not resolved (at this scale)."""
+    is_ours: bool
+    """Not the paper's but the control's: no part of the claim's verdict."""
+    provenance: Provenance
+
+
 def to_json_line(record: Any) -> str:
     """A record as one line of a .jsonl file; numbers keep every digit."""
     return json.dumps(dataclasses.asdict(record)) + "\n"

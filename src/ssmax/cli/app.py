@@ -285,7 +285,8 @@ def evaluate_position_loss(
     device: Device = None,
 ) -> None:
     """The loss at every position of long documents: figure 5."""
-    from ssmax.cli.evaluate import Measurement, position_loss
+    from ssmax.cli.evaluate import position_loss
+    from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     position_loss(here, length=length, documents=documents, batch=batch)
@@ -309,7 +310,8 @@ def evaluate_needle(
     device: Device = None,
 ) -> None:
     """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
-    from ssmax.cli.evaluate import Measurement, needle
+    from ssmax.cli.evaluate import needle
+    from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     needle(
@@ -332,7 +334,8 @@ def evaluate_needle_score(
     device: Device = None,
 ) -> None:
     """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
-    from ssmax.cli.evaluate import Measurement, needle_score
+    from ssmax.cli.evaluate import needle_score
+    from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     needle_score(here, length=length, trials=trials, depth=depth, digits=digits, seed=seed)
@@ -350,7 +353,8 @@ def evaluate_fading(
     device: Device = None,
 ) -> None:
     """How sharp attention is, head by head, as the context grows."""
-    from ssmax.cli.evaluate import Measurement, fading
+    from ssmax.cli.evaluate import fading
+    from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     fading(here, length=length, documents=documents)

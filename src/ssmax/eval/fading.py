@@ -2,7 +2,7 @@
 
 # B documents, T tokens, H heads, S keys
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ def measure_fading(
     provenance: Provenance,
     num_keys: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
+    on_document: Callable[[int, int], None] | None = None,
 ) -> Fading:
     """Entropy and largest weight of queries that see n keys, for some n; means over documents."""
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
@@ -32,11 +33,13 @@ def measure_fading(
         raise ValueError(f"num_keys must be from 1 to the documents' {longest} tokens, got {n}")
     entropy: list[list[Tensor]] = []
     largest: list[list[Tensor]] = []
-    for document in documents:
+    for done, document in enumerate(documents, 1):
         layers = subject.attention_rows(document[None].to(device), [keys - 1 for keys in n])
         weights = [layer[0].double().cpu() for layer in layers]
         entropy.append([-torch.special.xlogy(w, w).sum(-1) for w in weights])
         largest.append([w.amax(-1) for w in weights])
+        if on_document is not None:
+            on_document(done, len(documents))
     return Fading(
         run=run,
         num_keys=n,

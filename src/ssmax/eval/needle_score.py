@@ -9,6 +9,7 @@ from torch import Tensor
 from ssmax.data.haystack import (
     DIGITS,
     Haystack,
+    Needle,
     says_first_digit,
     says_number,
     sentence_ends,
@@ -31,12 +32,13 @@ def measure_needle_scores(
     provenance: Provenance,
     depth: float | None = None,
     digits: int = DIGITS,
+    needle: Needle | None = None,
     device: torch.device | str = "cpu",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> list[NeedleScore]:
     """The score of every head in every trial, and what the model then said.
 
-    `depth` None draws one for each trial.
+    `depth` None draws one for each trial, `needle` None a city and a number.
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, got {trials}")
@@ -48,7 +50,7 @@ def measure_needle_scores(
         place = drawn if depth is None else depth
         stack = make_haystack(
             tokenizer, text, ends, length=length, depth=place, trial=trial, seed=seed,
-            digits=digits,
+            digits=digits, needle=needle,
         )  # fmt: skip
         number, sentence = attention_on_needle(subject, stack, device=device)
         (said,) = answers(subject, tokenizer, [stack], batch=1)

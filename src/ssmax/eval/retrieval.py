@@ -11,6 +11,7 @@ from ssmax._files import write_whole
 from ssmax.data.haystack import (
     DIGITS,
     Haystack,
+    Needle,
     found_digits,
     hide,
     random_needle,
@@ -96,13 +97,16 @@ def make_haystack(
     trial: int,
     seed: int,
     digits: int = DIGITS,
+    needle: Needle | None = None,
 ) -> Haystack:
-    """A trial's prompt: its needle and its stretch of text follow from its numbers alone."""
+    """A trial's prompt: its stretch of text, and its needle unless one is given, follow from its
+    numbers alone.
+    """
     chance = random.Random(f"needle {seed} {length} {depth} {trial}")
-    needle = random_needle(chance, digits=digits)
+    drawn = random_needle(chance, digits=digits)
     start = chance.randrange(max(1, len(text) - length + 1))
     return hide(
-        needle,
+        drawn if needle is None else needle,
         text[start:],
         length=length,
         depth=depth,

@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
+PRESET ?= quick
 
-.PHONY: help install test test-all test-deep check format bench clean
+.PHONY: help install reproduce test test-all test-deep check format bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,testing,dev]'
 	touch $(READY)
+
+reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick)
+	"$(BIN)/ssmax" reproduce --preset $(PRESET) $(ARGS)
 
 test: $(READY)  ## the tests that CI runs
 	"$(BIN)/python" -m pytest -n $(WORKERS) -m "not slow"

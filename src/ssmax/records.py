@@ -82,8 +82,10 @@ class PositionLoss:
     """Over documents."""
     count: int
     """Documents."""
+    edges: list[int]
+    """Of ranges of positions that double: 0, 64, 128, ... to the end."""
     binned: list[list[float]]
-    """Every document's mean in ranges of positions that double from 128 on."""
+    """Every document's mean in every range."""
     provenance: Provenance
 
 

@@ -1,5 +1,6 @@
 """The command line: quick help, one line and exit code 2 for bad usage, the path of a newcomer."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,13 @@ import pytest
 
 from ssmax.cli import app
 
+SHORT = [
+    "--set", "run.steps=3", "--set", "run.batch_size=2", "--set", "run.micro_batch=2",
+    "--set", "data.validation_windows=2",
+]  # fmt: skip
 TINY = [
-    "--set", "model.num_layers=1", "--set", "model.num_heads=2", "--set", "model.width=16",
-    "--set", "model.ff_width=16", "--set", "run.steps=3", "--set", "run.batch_size=2",
-    "--set", "run.micro_batch=2", "--set", "data.validation_windows=2",
+    *SHORT, "--set", "model.num_layers=1", "--set", "model.num_heads=2", "--set", "model.width=16",
+    "--set", "model.ff_width=16", "--set", "model.train_length=128",
 ]  # fmt: skip
 
 
@@ -40,7 +44,14 @@ def test_help_is_instant():
     assert out.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("verb", ["pretrain", "finetune", "generate", "data", "data prepare"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "reproduce", "report", "doctor", "bench", "pretrain", "finetune", "generate", "data",
+        "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
+        "evaluate needle-score", "evaluate fading",
+    ],
+)  # fmt: skip
 def test_every_verb_has_help(verb, capsys):
     assert app.run([*verb.split(), "--help"]) == 0
     assert "Usage" in capsys.readouterr().out
@@ -55,7 +66,7 @@ def test_from_text_to_an_answer(home, capsys):
     assert "ssmax generate runs/quick-b" in capsys.readouterr().out
     assert app.run(["pretrain", "--resume", "--set", "run.steps=4"]) == 0
     assert "done, 4 steps" in capsys.readouterr().out
-    assert app.run(["finetune", "runs/quick-b", *TINY[8:], "--config", "temperature"]) == 0
+    assert app.run(["finetune", "runs/quick-b", *SHORT, "--config", "temperature"]) == 0
     assert "runs/quick-b-temperature-qa: done" in capsys.readouterr().out
     assert app.run(["generate", "runs/quick-b", "beer", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("beer")
@@ -67,7 +78,7 @@ def test_from_text_to_an_answer(home, capsys):
 def test_without_data_the_embedded_text_is_prepared(home, capsys):
     assert app.run(["pretrain", "--config", "a", *TINY]) == 0
     out = capsys.readouterr().out
-    assert "preparing 'embedded' in data/embedded-bytes" in out
+    assert "preparing 'embedded' in data/embedded-small" in out
     assert app.run(["pretrain", "--config", "c", *TINY]) == 0
     assert "preparing" not in capsys.readouterr().out
 
@@ -114,6 +125,21 @@ BAD = [
     ("data prepare texts tokens3 --workers two", "--workers"),
     ("data verify nowhere", "nowhere"),
     ("data frob", "No such command 'frob'"),
+    ("reproduce --preset huge", "--preset must be one of quick, gpu, paper, got 'huge'"),
+    ("reproduce --configs a,g", "a configuration is one of a, b, c"),
+    ("reproduce --only figure9", "--only takes figure1 to figure8"),
+    ("reproduce --seeds 0", "seeds must be at least 1, got 0"),
+    ("reproduce --workers 0", "workers must be at least 1, got 0"),
+    ("reproduce --set optim.lrr=1", "did you mean 'optim.lr'"),
+    ("reproduce --data nowhere", "there are no prepared tokens in nowhere"),
+    ("reproduce --questions nowhere", "there is no file nowhere"),
+    ("reproduce --out texts", "texts holds something that is no study"),
+    ("report nowhere", "nowhere is no study"),
+    ("report texts", "texts is no study"),
+    ("evaluate needle texts", "texts is no run"),
+    ("bench --heads 3 --key-heads 2", "--heads must be a multiple of --key-heads"),
+    ("bench --dtype int8", "--dtype must be one of"),
+    ("bench --tokens 0", "--tokens must be at least 1"),
 ]
 
 
@@ -217,11 +243,16 @@ def test_a_run_is_measured(home, capsys):
     score = "evaluate needle-score runs/quick-b --length 200 --trials 2 --rule softmax"
     assert app.run(score.split()) == 0
     assert "of 2 numbers found" in capsys.readouterr().out
+    assert app.run([*score.split(), "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["trial"] for line in lines] == [0, 1]
+    # Measured twice, it is there once.
+    assert len((home / "results" / "needle_score.jsonl").read_text().splitlines()) == 2
     typed = "evaluate fading runs/quick-b --length 100 --documents 2"
     assert app.run(typed.split()) == 0
     assert "n    101  largest weight" in capsys.readouterr().out
     # A fine-tuned run is measured on the text of its base.
-    assert app.run(["finetune", "runs/quick-b", *TINY[8:]]) == 0
+    assert app.run(["finetune", "runs/quick-b", "--questions", "invented", *SHORT]) == 0
     capsys.readouterr()
     score = "evaluate needle-score runs/quick-b-qa --length 200 --trials 1"
     assert app.run(score.split()) == 0
@@ -240,3 +271,54 @@ def test_a_run_is_measured(home, capsys):
     ):
         assert app.run(["evaluate", *typed.split()]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_plan_is_shown_before_anything_is_done(home, capsys):
+    typed = "reproduce --dry-run --configs a,b --only figure5"
+    assert app.run(typed.split()) == 0
+    out = capsys.readouterr().out
+    assert "loss by position" in out and "a-0, b-0, a-1, b-1" in out and "about" in out
+    assert not (home / "reproduction").exists()
+
+
+def test_what_needs_no_training_is_judged_at_once(home, capsys):
+    typed = "reproduce --only figure1 --only figure3 --out study --no-open"
+    assert app.run(typed.split()) == 0
+    out = capsys.readouterr().out
+    assert "SUPPORTED" in out and "NOT MEASURED" in out and "report.html" in out
+    assert app.run(["report", "study", "--json", "--no-open"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {one["verdict"] for one in told["comparisons"]} == {"supported"}
+    assert told["page"].endswith("study/report.html")
+
+
+def test_the_doctor_looks_at_everything(home, capsys):
+    assert app.run(["doctor"]) == 0
+    assert "torch" in capsys.readouterr().out
+    assert app.run(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert {"python", "torch", "triton", "disk", "extra lab"} <= set(checks)
+    assert checks["torch"]["state"] == "fine"
+
+
+def test_a_part_that_is_broken_does_not_hide_the_others(monkeypatch, capsys):
+    from ssmax.cli import doctor
+
+    def _kernels():
+        raise RuntimeError("no kernel image")
+        yield
+
+    monkeypatch.setattr(doctor, "_kernels", _kernels)
+    assert app.run(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "broken  kernels           RuntimeError: no kernel image" in out and "disk" in out
+
+
+def test_bench_tells_the_cost_of_a_shape(capsys):
+    typed = "bench --tokens 16 --heads 4 --key-heads 2 --width 8 --device cpu"
+    assert app.run([*typed.split(), "--json"]) == 0
+    costs = json.loads(capsys.readouterr().out)["costs"]
+    assert [cost["mode"] for cost in costs] == ["forward", "forward+backward"]
+    assert all(cost["ratio"] > 0 for cost in costs)
+    assert app.run(typed.split()) == 0
+    assert "softmax" in capsys.readouterr().out

@@ -321,7 +321,7 @@ def test_bad_settings_get_one_clear_error(tmp_path):
         ({"workers": 0}, "workers must be at least 1"),
         ({"validation_fraction": 1.0}, "validation_fraction must be"),
         ({"validation_fraction": -0.1}, "validation_fraction must be"),
-        ({"tokenizer": "gtp2"}, "neither 'gpt2' nor 'bytes'"),
+        ({"tokenizer": "gtp2"}, "none of gpt2, bytes and small"),
         ({"source": "nowhere"}, "no file or folder"),
         ({"out": source / "out"}, "lies inside the source"),
     ):

@@ -151,7 +151,7 @@ def test_added_tokens_count_for_the_size(json_path, tmp_path):
 
 
 def test_what_is_no_tokenizer_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="'gtp2' is neither 'gpt2' nor 'bytes'"):
+    with pytest.raises(ValueError, match="'gtp2' is none of gpt2, bytes and small"):
         load_tokenizer("gtp2")
     with pytest.raises(ValueError, match="tokenizer.json"):
         load_tokenizer(str(tmp_path))
@@ -197,3 +197,32 @@ def test_encoding_needs_no_torch():
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bytes", "small"])
+def test_tokens_outside_the_vocabulary_do_not_stop_a_decoding(name):
+    """A model with more rows than its text has tokens may say any of them."""
+    tokenizer = load_tokenizer(name)
+    tokens = tokenizer.encode("ab")
+    unknown = tokenizer.vocabulary.size + 5
+    said = tokenizer.decode([*tokens, unknown, *tokens])
+    assert said.startswith("ab") and said.endswith("ab") and len(said) <= 5
+
+
+def test_the_small_tokenizer_knows_digits_one_by_one_and_any_text():
+    tokenizer = load_tokenizer("small")
+    assert tokenizer.vocabulary.size == 768
+    assert len(tokenizer.encode("8106422")) == 7
+    for text in ("def f(x):\n\treturn x", "naïve \U0001f600 日本", "<|endoftext|>"):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.decode(tokens) == text
+        assert tokenizer.vocabulary.end_of_document not in tokens
+
+
+def test_the_small_tokenizer_is_made_as_it_says(monkeypatch):
+    """From another Python's text it would differ; from the same text it does not."""
+    from ssmax.data import small
+
+    monkeypatch.setattr(small, "TIMES", 20)
+    monkeypatch.setattr(small, "EVERY", 200)
+    assert small.make() == small.make()

@@ -216,8 +216,9 @@ def test_loss_by_position():
     assert record.mean == [float(i) for i in range(300)]
     assert record.std == [0.0] * 300
     assert record.count == 5
-    assert bin_edges(300) == [0, 128, 256, 300]
-    assert record.binned[0] == [63.5, 191.5, 277.5]
+    assert bin_edges(300) == [0, 64, 128, 256, 300]
+    assert record.binned[0] == [31.5, 95.5, 191.5, 277.5]
+    assert record.edges == bin_edges(300)
     for shape in ((5,), (0, 5), (3, 1)):
         with pytest.raises(ValueError, match="rows of at least 2 tokens"):
             measure_position_loss(Stand(), np.zeros(shape), run="r", provenance=HERE)

@@ -35,6 +35,7 @@ LOSS = PositionLoss(
     mean=list(np.linspace(5, 3, 1000)),
     std=[0.1] * 1000,
     count=4,
+    edges=[0, 128, 1000],
     binned=[],
     provenance=HERE,
 )

@@ -8,11 +8,18 @@ import shutil
 import pytest
 import torch
 
+from ssmax.data.haystack import hidden_examples, sentence_ends
 from ssmax.data.invented import COLOURS, invented_questions
 from ssmax.data.qa import IGNORE, UNANSWERABLE, encode_questions
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.lm import LM
-from ssmax.train import finetune, load_run_model, load_run_tokenizer, pretrain
+from ssmax.train import (
+    finetune,
+    load_run_model,
+    load_run_tokenizer,
+    pretrain,
+    read_run_config,
+)
 from ssmax.train.finetuning import Rows
 from ssmax.train.journal import read_journal
 from ssmax.train.parallel import Loss
@@ -164,7 +171,41 @@ def test_questions_of_a_file(base, tmp_path):
 def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
     pretrain(small("a", run__steps=1), tmp_path / "base", world=CPU)
     with pytest.raises(ValueError, match=r"0 of 2048 questions of 'invented' fit 16 tokens"):
-        finetune(tmp_path / "base", tmp_path / "qa", world=CPU)
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="invented")
+    with pytest.raises(ValueError, match=r"more than a row of 16; .* 'invented'"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden")
+
+
+def test_hidden_numbers_stand_in_the_text_and_are_answered():
+    tokenizer = load_tokenizer("small")
+    text = tokenizer.encode("Some text. It goes on, and on; then it ends. " * 40)
+    options = {
+        "count": 60, "length": 64, "digits": 4, "encode": tokenizer.encode,
+        "breaks": sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
+        "end_of_document": tokenizer.vocabulary.end_of_document,
+    }  # fmt: skip
+    examples = hidden_examples(text, seed=1, **options)
+    for example in examples:
+        assert example.tokens.size <= 64
+        prompt = tokenizer.decode(example.tokens[: example.answer_start].tolist())
+        answer = tokenizer.decode(example.tokens[example.answer_start : -1].tolist())
+        assert len(answer) == 5 and answer[1:].isdigit()
+        assert f"number is:{answer}." in prompt and prompt.endswith("number?\nAnswer:")
+        assert example.tokens[-1] == tokenizer.vocabulary.end_of_document
+    assert len({example.tokens.size for example in examples}) > 10
+    again = hidden_examples(text, seed=1, **options)
+    assert all((a.tokens == b.tokens).all() for a, b in zip(examples, again, strict=True))
+    other = hidden_examples(text, seed=2, **options)
+    assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(examples, other, strict=True))
+    with pytest.raises(ValueError, match="too few to hide"):
+        hidden_examples(text[:10], seed=1, **options)
+
+
+def test_a_quick_run_learns_hidden_numbers_of_its_own_text(small, tmp_path):
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
+    changes = {"run.steps": 2, "run.batch_size": 4, "run.micro_batch": 4}
+    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=changes)
+    assert read_run_config(tmp_path / "qa").data.questions == "hidden"
 
 
 def test_invented_questions_can_be_answered_from_their_context():

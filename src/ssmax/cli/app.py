@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -29,6 +28,7 @@ Sets = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 OnNonfinite = Annotated[
     str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
 ]
@@ -77,7 +77,9 @@ def data_prepare(
         ),
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    tokenizer: Annotated[str, typer.Option(help="gpt2, bytes, or a tokenizer.json.")] = "gpt2",
+    tokenizer: Annotated[
+        str, typer.Option(help="gpt2, bytes, small, or a tokenizer.json.")
+    ] = "gpt2",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     validation_fraction: Annotated[float, typer.Option(help="Share of the documents.")] = 0.005,
     text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
@@ -106,6 +108,114 @@ def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder."
         shards = ShardSet.open(side)
         shards.verify()
         print(f"{side}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, whole")
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    configs: Annotated[
+        str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Of every configuration; by default the preset's.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="figure1 to figure8; may be repeated.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
+    questions: Annotated[
+        str | None, typer.Option(help="Of fine-tuning: a file in SQuAD's format.")
+    ] = None,
+    set_: Sets = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Jobs side by side; by default the preset's.")
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help='Before every training, as "torchrun --nproc-per-node 8".')
+    ] = "",
+    device: Device = None,
+    open_page: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
+    ] = None,
+    json_: Json = False,
+) -> int:
+    """The whole paper on this machine: train, measure, judge, draw. Stopped, it goes on."""
+    from ssmax.cli.study import reproduce_shown
+
+    return reproduce_shown(
+        preset,
+        configs=configs,
+        seeds=seeds,
+        only=only or [],
+        dry_run=dry_run,
+        out=out,
+        data=data,
+        questions=questions,
+        sets=set_ or [],
+        workers=workers,
+        launcher=launcher,
+        device=device,
+        open_page=open_page,
+        as_json=json_,
+    )
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder.")],
+    open_page: Annotated[
+        bool | None,
+        typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Judge and draw again what a study has measured."""
+    from ssmax.cli.study import report_shown
+
+    report_shown(folder, open_page=open_page, as_json=json_)
+
+
+@app.command()
+def doctor(json_: Json = False) -> int:
+    """What this machine has: torch, device, kernels, extras, disk; and what each lacks."""
+    from ssmax.cli.doctor import doctor_shown
+
+    return doctor_shown(as_json=json_)
+
+
+@app.command()
+def bench(
+    batch: Annotated[int, typer.Option(help="Rows.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Of a row.")] = 2048,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 12,
+    key_heads: Annotated[
+        int | None, typer.Option(help="By default as many as query heads.")
+    ] = None,
+    width: Annotated[int, typer.Option(help="Of a head.")] = 64,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; by default the device's.")
+    ] = None,
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """What SSMax costs over softmax on this machine, for a shape of your own."""
+    from ssmax.cli.bench import bench_shown
+
+    bench_shown(
+        batch=batch,
+        tokens=tokens,
+        heads=heads,
+        key_heads=key_heads,
+        width=width,
+        dtype=dtype,
+        device=device,
+        as_json=json_,
+    )
 
 
 @app.command()
@@ -283,13 +393,14 @@ def evaluate_position_loss(
     rule: Rule = None,
     results: Results = Path("results"),
     device: Device = None,
+    json_: Json = False,
 ) -> None:
     """The loss at every position of long documents: figure 5."""
     from ssmax.cli.evaluate import position_loss
     from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    position_loss(here, length=length, documents=documents, batch=batch)
+    position_loss(here, length=length, documents=documents, batch=batch, as_json=json_)
 
 
 @evaluate_app.command("needle")
@@ -308,6 +419,7 @@ def evaluate_needle(
     seed: Seed = 0,
     results: Results = Path("results"),
     device: Device = None,
+    json_: Json = False,
 ) -> None:
     """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
     from ssmax.cli.evaluate import needle
@@ -315,7 +427,14 @@ def evaluate_needle(
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     needle(
-        here, lengths=lengths, depths=depths, trials=trials, digits=digits, batch=batch, seed=seed
+        here,
+        lengths=lengths,
+        depths=depths,
+        trials=trials,
+        digits=digits,
+        batch=batch,
+        seed=seed,
+        as_json=json_,
     )
 
 
@@ -332,13 +451,22 @@ def evaluate_needle_score(
     seed: Seed = 0,
     results: Results = Path("results"),
     device: Device = None,
+    json_: Json = False,
 ) -> None:
     """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
     from ssmax.cli.evaluate import needle_score
     from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    needle_score(here, length=length, trials=trials, depth=depth, digits=digits, seed=seed)
+    needle_score(
+        here,
+        length=length,
+        trials=trials,
+        depth=depth,
+        digits=digits,
+        seed=seed,
+        as_json=json_,
+    )
 
 
 @evaluate_app.command("fading")
@@ -351,10 +479,11 @@ def evaluate_fading(
     rule: Rule = None,
     results: Results = Path("results"),
     device: Device = None,
+    json_: Json = False,
 ) -> None:
     """How sharp attention is, head by head, as the context grows."""
     from ssmax.cli.evaluate import fading
     from ssmax.study.measurement import Measurement
 
     here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    fading(here, length=length, documents=documents)
+    fading(here, length=length, documents=documents, as_json=json_)

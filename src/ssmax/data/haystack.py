@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmax.data.qa import Question, format_question
+from ssmax.data.qa import Example, Question, format_question
 from ssmax.data.shards import ShardSet
 
 CITIES = (
@@ -93,11 +93,7 @@ def hide(
     """
     if not 0.0 <= depth <= 1.0:
         raise ValueError(f"depth must be from 0 to 1, got {depth}")
-    statement, number, end = encode(needle.statement), encode(f" {needle.number}"), encode(".")
-    asked, _ = format_question(
-        Question(id="needle", context="", question=needle.question, answer=needle.number)
-    )
-    question = encode(asked)
+    statement, number, end, question = _parts(needle, encode)
     room = length - len(statement) - len(number) - len(end) - len(question)
     if room < 0:
         raise ValueError(
@@ -120,6 +116,63 @@ def hide(
         number=(start, start + len(number)),
         answer=number,
     )
+
+
+def hidden_examples(
+    text: Sequence[int] | np.ndarray,
+    *,
+    count: int,
+    length: int,
+    digits: int,
+    seed: int,
+    encode: Encode,
+    breaks: frozenset[int],
+    end_of_document: int,
+) -> list[Example]:
+    """Needles in stretches of a text, each with its question and answer, for fine-tuning.
+
+    An example takes at most `length` tokens; its context, its depth, its city and its number are
+    drawn.
+    """
+    chance = random.Random(f"hidden numbers {seed}")
+    least = max(_bare_length(city, digits, encode) for city in CITIES)
+    room = length - len(encode(f" {'9' * digits}")) - 1
+    if room < least:
+        raise ValueError(
+            f"a hidden number of {digits} digits and its question take {least} tokens and the "
+            f"answer {length - room}, more than a row of {length}; take questions that are "
+            "'invented' or from a file, or a longer row"
+        )
+    if len(text) <= length:
+        raise ValueError(f"the text has {len(text)} tokens, too few to hide numbers in {length}")
+    examples = []
+    for _ in range(count):
+        start = chance.randrange(len(text) - length)
+        stack = hide(
+            random_needle(chance, digits=digits),
+            text[start : start + length],
+            length=chance.randint(least, room),
+            depth=chance.random(),
+            encode=encode,
+            breaks=breaks,
+        )
+        tokens = [*stack.tokens, *stack.answer, end_of_document]
+        examples.append(Example(tokens=np.array(tokens, np.int32), answer_start=len(stack.tokens)))
+    return examples
+
+
+def _bare_length(city: str, digits: int, encode: Encode) -> int:
+    """Tokens of a prompt that has no text but its needle."""
+    needle = Needle(city=city, number="9" * digits)
+    return sum(map(len, _parts(needle, encode)))
+
+
+def _parts(needle: Needle, encode: Encode) -> tuple[list[int], ...]:
+    """Tokens of the sentence up to its number, of the number, of the stop, of the question."""
+    asked, _ = format_question(
+        Question(id="needle", context="", question=needle.question, answer=needle.number)
+    )
+    return encode(needle.statement), encode(f" {needle.number}"), encode("."), encode(asked)
 
 
 def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:

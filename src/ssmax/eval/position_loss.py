@@ -52,6 +52,7 @@ def measure_position_loss(
         mean=mean.tolist(),
         std=spread.tolist(),
         count=count,
+        edges=bin_edges(total.numel()),
         binned=_binned(torch.cat(means)).tolist(),
         provenance=provenance,
     )
@@ -67,9 +68,9 @@ def _binned(losses_BT: Tensor) -> Tensor:
 
 
 def bin_edges(length: int) -> list[int]:
-    """Ranges of positions that double: 0, 128, 256, ... to the end."""
+    """Ranges of positions that double: 0, 64, 128, ... to the end."""
     edges = [0]
-    edge = 128
+    edge = 64
     while edge < length:
         edges.append(edge)
         edge *= 2

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 Verdict = Literal["supported", "contradicted", "not resolved"]
-Side = Literal["below", "above"]
+Side = Literal["below", "above", "near"]
 
 BOOTSTRAP_DRAWS = 10_000
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is near.
@@ -34,8 +34,16 @@ class Interval:
     basis: str
     """What it is an interval over, in words."""
 
-    def verdict(self, expected: Side) -> Verdict:
-        """Whether the first is on its side of the second; only an interval off 0 decides."""
+    def verdict(self, expected: Side, margin: float = 0.0) -> Verdict:
+        """Whether the first is on its side of the second; only an interval off 0 decides.
+
+        `near` means within the margin: an interval inside of it supports, one outside contradicts.
+        """
+        if expected == "near":
+            if -margin < self.low and self.high < margin:
+                return "supported"
+            is_off = self.high < -margin or self.low > margin
+            return "contradicted" if is_off else "not resolved"
         below, above = self.high < 0.0, self.low > 0.0
         if not (below or above):
             return "not resolved"
@@ -60,9 +68,17 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def over_items(
-    first: Sequence[float], second: Sequence[float], *, what: str, seed: int = 0
+    first: Sequence[float],
+    second: Sequence[float],
+    *,
+    what: str,
+    num_seeds: int = 1,
+    seed: int = 0,
 ) -> Interval:
-    """One value for each document or trial, the same ones in the same order; one seed of each."""
+    """One value for each document or trial, the same ones in the same order.
+
+    With two seeds a value is their mean; the interval still knows documents or trials only.
+    """
     differences = _differences(first, second)
     if differences.size < 2:
         raise ValueError(f"a bootstrap needs at least 2 {what}, got {differences.size}")
@@ -77,8 +93,14 @@ def over_items(
         effect=float(differences.mean()),
         low=float(low),
         high=float(high),
-        basis=f"bootstrap over {differences.size} {what}, one seed",
+        basis=f"bootstrap over {differences.size} {what}, "
+        + ("one seed" if num_seeds == 1 else f"mean of {num_seeds} seeds"),
     )
+
+
+def exact(effect: float) -> Interval:
+    """Of a number that no chance is in."""
+    return Interval(effect=effect, low=effect, high=effect, basis="computed exactly")
 
 
 def _differences(first: Sequence[float], second: Sequence[float]) -> np.ndarray:

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from ssmax.data.haystack import hidden_examples, sentence_ends
 from ssmax.data.invented import invented_questions
 from ssmax.data.qa import Example, Packed, Question, QuestionStream, encode_questions, read_squad
-from ssmax.data.tokenizer import Tokenizer
+from ssmax.data.shards import ShardSet
+from ssmax.data.tasks import TRAIN
 from ssmax.lm import LM
 from ssmax.records import config_hash
 from ssmax.train.config import SwitchConfig, TrainConfig
@@ -26,8 +28,12 @@ from ssmax.train.run import (
 from ssmax.train.samples import Batch
 from ssmax.train.world import World
 
-INVENTED = "invented"
-NUM_INVENTED = 2048
+INVENTED, HIDDEN = "invented", "hidden"
+"""Questions that need no file: about a few facts, or about a number hidden in the base's text."""
+NUM_INVENTED, NUM_HIDDEN = 2048, 8192
+HIDDEN_DIGITS = 4
+TEXT_TOKENS = 4_000_000
+"""Of the text that numbers are hidden in, at most."""
 INVENTED_FACTS = 3
 """So few that a context and its question fit the smallest model's 128 bytes."""
 HELD_OUT = 50
@@ -77,8 +83,8 @@ def finetune(
 ) -> Outcome:
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
-    `questions` is a file in SQuAD's format, or "invented", the default. `changes` are laid over
-    table 3.
+    `questions` is a file in SQuAD's format, "invented", or "hidden", the default of a quick run.
+    `changes` are laid over table 3.
     """
     changes = dict(changes or {})
     base_config = read_run_config(base)
@@ -90,11 +96,11 @@ def finetune(
         _refuse_what_is_the_bases(changes)
         given = {key: value for key, value in changes.items() if key == "data.seed"}
         seed = base_config.replaced(given).data.seed
-    questions = questions or INVENTED
-    if questions != INVENTED:
+    questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
+    if questions not in (INVENTED, HIDDEN):
         questions = str(Path(questions).resolve())
     length = base_config.model.train_length
-    examples = _examples(questions, load_run_tokenizer(base), length=length, seed=seed)
+    examples = _examples(questions, base, length=length, seed=seed)
     taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
     samples = Rows(taught, length=length, seed=seed)
     validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
@@ -151,9 +157,23 @@ def _config(
     )
 
 
-def _examples(source: str, tokenizer: Tokenizer, *, length: int, seed: int) -> list[Example]:
-    questions = read_questions(source, seed=seed)
+def _examples(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
+    tokenizer = load_run_tokenizer(base)
     end_of_document = tokenizer.vocabulary.end_of_document
+    if source == HIDDEN:
+        shards = ShardSet.open(Path(read_run_config(base).data.folder) / TRAIN)
+        text = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
+        return hidden_examples(
+            text[text != end_of_document],
+            count=NUM_HIDDEN,
+            length=length,
+            digits=HIDDEN_DIGITS,
+            seed=seed,
+            encode=tokenizer.encode,
+            breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
+            end_of_document=end_of_document,
+        )
+    questions = read_questions(source, seed=seed)
     examples, dropped = encode_questions(
         questions, tokenizer.encode, end_of_document=end_of_document, length=length
     )

@@ -70,27 +70,27 @@ def gpu() -> TrainConfig:
 
 
 def quick() -> TrainConfig:
-    """A small model of bytes on two CPU cores in minutes."""
+    """A small model on two CPU cores in minutes: the smallest that learns to look numbers up."""
     return TrainConfig(
         model=LMConfig(
-            num_layers=4,
+            num_layers=3,
             num_heads=4,
-            width=128,
-            ff_width=352,
-            vocab_size=257,
-            train_length=128,
+            width=64,
+            ff_width=176,
+            vocab_size=768,
+            train_length=64,
         ),
         optim=OptimConfig(lr=2e-3),
         schedule=ScheduleConfig(warmup_steps=50),
         run=RunConfig(
             recipe="quick",
-            steps=600,
-            batch_size=16,
-            micro_batch=16,
+            steps=1200,
+            batch_size=32,
+            micro_batch=32,
             precision="float32",
             compile=False,
-            checkpoint_every=100,
-            validate_every=100,
+            checkpoint_every=200,
+            validate_every=200,
             scale_every=20,
         ),
     )
@@ -99,7 +99,7 @@ def quick() -> TrainConfig:
 PRETRAINING = {"quick": quick, "gpu": gpu, "paper": paper}
 
 DEFAULT_TEXT = {
-    "quick": ("embedded", "bytes"),
+    "quick": ("embedded", "small"),
     "gpu": ("embedded", "gpt2"),
     "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),
 }
@@ -114,11 +114,10 @@ def finetuning_of(
     Its epochs are counted in steps of the batch size that results.
     """
     is_quick = base.run.recipe == "quick"
-    epochs = 3 if is_quick else 10
     config = TrainConfig(
         model=base.model,
         data=DataConfig(seed=base.data.seed, tokenizer=base.data.tokenizer),
-        optim=OptimConfig(lr=1e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
+        optim=OptimConfig(lr=3e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
         schedule=ScheduleConfig(kind="cosine"),
         run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
     )
@@ -126,8 +125,8 @@ def finetuning_of(
     epoch = math.ceil(rows_per_epoch / batch_size)
     return config.replaced(
         {
-            "schedule.warmup_steps": epoch,
-            "run.steps": epochs * epoch,
+            "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,
+            "run.steps": (3 if is_quick else 10) * epoch,
             "run.checkpoint_every": epoch,
             "run.validate_every": epoch,
             **changes,

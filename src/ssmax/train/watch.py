@@ -123,7 +123,7 @@ class Watch:
             speed += f"  {self._flops * tokens_per_second / self._peak:.0%} of peak"
         self._line.show(
             f"step {step:,}/{steps:,}  loss {loss:.4f}  lr {rate:.2e}  {speed}  "
-            f"{_clock(seconds_left)} left{self._scale}",
+            f"{clock(seconds_left)} left{self._scale}",
             is_last=step == steps,
         )
 
@@ -162,7 +162,10 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """m:ss, h:mm:ss, or days."""
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours / 24:.1f} days"
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"

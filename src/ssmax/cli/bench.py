@@ -1,0 +1,132 @@
+"""What SSMax costs on this machine, for a shape of one's own."""
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssmax.ops.attention import ssmax_attention
+from ssmax.train.world import device_of
+
+TURNS = 15
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Times of one direction, in milliseconds, and their ratio."""
+
+    mode: str
+    softmax_ms: float
+    ssmax_ms: float
+    ratio: float
+
+
+def bench_shown(
+    *,
+    batch: int,
+    tokens: int,
+    heads: int,
+    key_heads: int | None,
+    width: int,
+    dtype: str | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Time causal attention with softmax and with SSMax, and say both."""
+    here = device_of(device)
+    name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
+    if name not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "width": width}
+    for key, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"--{key} must be at least 1, got {value}")
+    groups = key_heads or heads
+    if heads % groups:
+        raise ValueError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
+    costs = measure(batch, tokens, heads, groups, width, DTYPES[name], here)
+    where = torch.cuda.get_device_name(here) if here.type == "cuda" else "CPU"
+    if as_json:
+        rows = [dataclasses.asdict(cost) for cost in costs]
+        print(json.dumps({"device": where, "dtype": name, **sizes, "costs": rows}, indent=2))
+        return
+    print(f"{where}, {name}, B{batch} T{tokens} H{heads}/{groups} D{width}, s and b learnable")
+    for cost in costs:
+        print(
+            f"{cost.mode:17} softmax {cost.softmax_ms:9.3f} ms   SSMax {cost.ssmax_ms:9.3f} ms   "
+            f"x {cost.ratio:.3f}"
+        )
+
+
+def measure(
+    batch: int,
+    tokens: int,
+    heads: int,
+    key_heads: int,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Cost]:
+    """Medians of turns that alternate, so that what drifts drifts for both."""
+
+    def make(count: int) -> Tensor:
+        x = torch.randn(batch, count, tokens, width, device=device, dtype=dtype)
+        return x.requires_grad_()
+
+    q, k, v = make(heads), make(key_heads), make(key_heads)
+    s = torch.full((heads,), 0.17, device=device, requires_grad=True)
+    b = torch.zeros(heads, device=device, requires_grad=True)
+    grouped = heads != key_heads
+
+    def softmax() -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+    def ssmax() -> Tensor:
+        return ssmax_attention(q, k, v, s, bias=b, is_causal=True, enable_gqa=grouped)
+
+    gradient = torch.randn_like(q)
+
+    def backward(attention: Callable[[], Tensor], *learnt: Tensor) -> None:
+        torch.autograd.grad(attention(), learnt, gradient)
+
+    costs = []
+    for mode, first, second in (
+        ("forward", torch.no_grad()(softmax), torch.no_grad()(ssmax)),
+        (
+            "forward+backward",
+            lambda: backward(softmax, q, k, v),
+            lambda: backward(ssmax, q, k, v, s, b),
+        ),
+    ):
+        times: tuple[list[float], list[float]] = ([], [])
+        for turn in range(TURNS + 3):
+            for taken, run in zip(times, (first, second), strict=True):
+                milliseconds = _once(run, device)
+                if turn >= 3:
+                    taken.append(milliseconds)
+        plain, ours = (statistics.median(taken) for taken in times)
+        costs.append(
+            Cost(
+                mode=mode,
+                softmax_ms=round(plain, 4),
+                ssmax_ms=round(ours, 4),
+                ratio=round(ours / plain, 4),
+            )
+        )
+    return costs
+
+
+def _once(run: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) * 1e3

@@ -1,0 +1,117 @@
+"""A reproduction as a person sees it: the plan, the verdicts, the page."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from ssmax.records import Comparison
+from ssmax.report.captions import CLAIMS, overall
+from ssmax.study.plan import read_figures
+from ssmax.study.presets import PRESETS
+from ssmax.study.reproduction import report, reproduce
+from ssmax.train.config import read_overrides
+
+SYMBOLS = {"supported": "+", "contradicted": "-", "not resolved": "?", "not measured": " "}
+
+
+def reproduce_shown(
+    preset: str,
+    *,
+    configs: str | None,
+    seeds: int | None,
+    only: Sequence[str],
+    dry_run: bool,
+    out: Path | None,
+    data: Path | None,
+    questions: str | None,
+    sets: Sequence[str],
+    workers: int | None,
+    launcher: str,
+    device: str | None,
+    open_page: bool | None,
+    as_json: bool,
+) -> int:
+    """Reproduce, say what came out; the exit code."""
+    if preset not in PRESETS:
+        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    study = PRESETS[preset]()
+    study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
+    if questions is not None:
+        if not Path(questions).is_file():
+            raise ValueError(f"there is no file {questions}")
+        study = dataclasses.replace(study, questions=str(Path(questions).resolve()))
+    if data is not None and not data.is_dir():
+        raise ValueError(f"there are no prepared tokens in {data}")
+    folder = out or Path("reproduction") / preset
+    # Scripts read standard output; people then read the plan beside it.
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        done = reproduce(
+            study,
+            folder,
+            configurations=[name.strip() for name in configs.split(",")] if configs else None,
+            seeds=seeds,
+            figures=read_figures(only),
+            data=data,
+            device=device,
+            workers=workers,
+            launcher=shlex.split(launcher),
+            dry_run=dry_run,
+        )
+    if dry_run:
+        return 0
+    if done.page is None:
+        print("stopped; what was done is kept, the same command goes on", file=sys.stderr)
+        return 130
+    _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
+    for name, words in done.failed.items():
+        print(f"ssmax: {name} failed: {words}", file=sys.stderr)
+    return 1 if done.failed else 0
+
+
+def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:
+    """Judge and draw again."""
+    comparisons, page = report(folder)
+    _show(comparisons, page, open_page=open_page, as_json=as_json)
+
+
+def _show(
+    comparisons: Sequence[Comparison], page: Path, *, open_page: bool | None, as_json: bool
+) -> None:
+    if as_json:
+        rows = [dataclasses.asdict(one) for one in comparisons]
+        print(json.dumps({"page": str(page.resolve()), "comparisons": rows}, indent=2))
+    else:
+        for line in table(comparisons):
+            print(line)
+        print(f"\nthe page: {page.resolve()}")
+    if _is_desktop() if open_page is None else open_page:
+        webbrowser.open(page.resolve().as_uri())
+
+
+def table(comparisons: Sequence[Comparison]) -> list[str]:
+    """The verdicts, claim by claim."""
+    lines = []
+    for name, text in CLAIMS.items():
+        mine = [one for one in comparisons if one.claim == name]
+        verdict = overall([one.verdict for one in mine if not one.is_ours])
+        lines += ["", f"{name}  {text}", f"    {verdict.upper()}"]
+        for one in mine:
+            interval = f"{one.effect:+.4f} [{one.low:+.4f}, {one.high:+.4f}] {one.unit}"
+            ours = "  (ours)" if one.is_ours else ""
+            lines.append(f"  {SYMBOLS[one.verdict]} {one.text}{ours}")
+            lines.append(f"      {interval}; {one.basis}: {one.verdict}")
+    return lines
+
+
+def _is_desktop() -> bool:
+    """A person at a screen: a page may be opened."""
+    has_screen = sys.platform in ("darwin", "win32") or bool(
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    )
+    return has_screen and sys.stdout.isatty()

@@ -1,0 +1,205 @@
+"""The numbers behind every figure as HTML tables, readable without JavaScript."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last
+from ssmax.report.fits import softmax_largest
+
+MAX_ROWS = 30
+NONE = "&ndash;"
+FIGURE_3_SIZES = (10, 100, 1000, 10_000)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """In HTML: significant digits, thousands separated, a real minus."""
+    if value is None:
+        return NONE
+    if isinstance(value, int) or abs(value) >= 10**digits:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.{digits}g}"
+    return text.replace("-", "&minus;")
+
+
+def table(header: Iterable[str], rows: Iterable[Sequence[str]], *, caption: str = "") -> str:
+    """An HTML table of cells that are HTML already; the first cell of a row is its heading."""
+    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
+    body = "".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    title = f"<caption>{caption}</caption>" if caption else ""
+    # It scrolls by itself where the screen is narrow, so it must take the keyboard's focus.
+    return (
+        f'<div class="scroll" tabindex="0"><table>{title}'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def thin(values: Sequence[Any], rows: int = MAX_ROWS) -> list[Any]:
+    """At most so many of the values, evenly spread, both ends kept."""
+    if len(values) <= rows:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (rows - 1))] for i in range(rows)]
+
+
+def label(payload: Mapping[str, Any], name: str) -> str:
+    """What a configuration is called, in HTML."""
+    return escape(payload.get("looks", {}).get(name, {}).get("label", name))
+
+
+def curves_table(
+    payload: Mapping[str, Any],
+    curves: Mapping[str, Mapping[str, Sequence[Any]]],
+    x_title: str,
+    *,
+    x: str = "x",
+    y: str = "y",
+    caption: str = "",
+) -> str:
+    """A column for each configuration; rows where all have a value, if there are such."""
+    columns = {name: dict(zip(curve[x], curve[y], strict=True)) for name, curve in curves.items()}
+    shared = set.intersection(*(set(column) for column in columns.values()))
+    places = shared or {place for column in columns.values() for place in column}
+    rows = [
+        [number(place), *(number(column.get(place)) for column in columns.values())]
+        for place in thin(sorted(places))
+    ]
+    header = [x_title, *(label(payload, name) for name in columns)]
+    return table(header, rows, caption=caption)
+
+
+def figure1_table(payload: Mapping[str, Any]) -> str:
+    """The largest output for the paper's first input."""
+    rows = []
+    for n in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000):
+        z = np.full(n, -2.0)
+        z[-1] = 3.0
+        ssmax = softmax_largest(z, FIGURE_1_S * math.log(n))
+        rows.append([number(n), number(softmax_largest(z)), number(ssmax)])
+    return table(["n", "softmax", f"SSMax, s = {FIGURE_1_S}"], rows)
+
+
+def figure2_table(payload: Mapping[str, Any]) -> str:
+    """The learnt table of each seed, and how well each shape fits it."""
+    data = payload["figures"]["2"]
+    places = thin(range(1, max(len(values) for values in data["tables"].values()) + 1))
+    rows = [
+        [number(n), *(number(dict(enumerate(p, 1)).get(n)) for p in data["tables"].values())]
+        for n in places
+    ]
+    learnt = table(["n", *(f"p<sub>n</sub>, {escape(seed)}" for seed in data["tables"])], rows)
+    fits = [
+        [f"{escape(seed)}, {escape(fit['name'])}", *(number(fit[k]) for k in ("a1", "a2", "r2"))]
+        for seed, found in data.get("fits", {}).items()
+        for fit in found
+    ]
+    header = ["fit", "a<sub>1</sub>", "a<sub>2</sub>", "R<sup>2</sup>"]
+    return (table(header, fits) if fits else "") + learnt
+
+
+def figure3_table(payload: Mapping[str, Any]) -> str:
+    """The output of z_max for the paper's second input."""
+    rows = []
+    for z_max in np.linspace(0.0, 20.0, 21).tolist():
+        inputs = {n: figure3_input(n, z_max) for n in FIGURE_3_SIZES}
+        softmax = [softmax_output_of_last(z, 1.0) for z in inputs.values()]
+        ssmax = [softmax_output_of_last(z, FIGURE_1_S * math.log(n)) for n, z in inputs.items()]
+        rows.append([number(z_max), *map(number, softmax + ssmax)])
+    header = [f"{kind}, n = {n:,}" for kind in ("softmax", "SSMax") for n in FIGURE_3_SIZES]
+    return table(["z<sub>max</sub>", *header], rows)
+
+
+def figure4_table(payload: Mapping[str, Any]) -> str:
+    """Training loss by step."""
+    return curves_table(payload, payload["figures"]["4"]["curves"], "step")
+
+
+def figure5_table(payload: Mapping[str, Any]) -> str:
+    """Test loss by position."""
+    return curves_table(payload, payload["figures"]["5"]["curves"], "position")
+
+
+def figure6_table(payload: Mapping[str, Any]) -> str:
+    """Whole numbers and first digits in percent, a table for each configuration."""
+    tables = []
+    for name, found in payload["figures"]["6"]["maps"].items():
+        rows = [
+            [f"{depth:.0%}", *(f"{percent(w)} / {percent(f)}" for w, f in zip(*row, strict=True))]
+            for depth, *row in zip(found["depths"], found["whole"], found["first"], strict=True)
+        ]
+        caption = f"{label(payload, name)}: whole number / first digit, %"
+        header = ["depth", *(number(length) for length in found["lengths"])]
+        tables.append(table(header, rows, caption=caption))
+    return "".join(tables)
+
+
+def percent(share: float | None) -> str:
+    """Without the sign."""
+    return NONE if share is None else f"{100 * share:.0f}"
+
+
+def figure7_table(payload: Mapping[str, Any]) -> str:
+    """The top scores by rank, and what was answered."""
+    heads = payload["figures"]["7"]["heads"]
+    ranked = _ranked({name: head["y"] for name, head in heads.items()}, number)
+    answers = ["answer", *(escape(head["answer"]) for head in heads.values())]
+    return table(["rank", *(label(payload, name) for name in heads)], [answers, *ranked])
+
+
+def figure8_table(payload: Mapping[str, Any]) -> str:
+    """The top score of each trial by rank, with what was answered."""
+    trials = payload["figures"]["8"]["trials"]
+    pairs = {name: list(zip(t["y"], t["answers"], strict=True)) for name, t in trials.items()}
+    ranked = _ranked(pairs, lambda pair: f"{number(pair[0], 3)} {escape(pair[1])}")
+    return table(["rank", *(label(payload, name) for name in trials)], ranked)
+
+
+def _ranked(columns: Mapping[str, Sequence[Any]], write: Callable[[Any], str]) -> list[list[str]]:
+    longest = max(len(column) for column in columns.values())
+    return [
+        [number(rank + 1), *(write(c[rank]) if rank < len(c) else NONE for c in columns.values())]
+        for rank in thin(range(longest))
+    ]
+
+
+def scales_table(payload: Mapping[str, Any]) -> str:
+    """The learnt s, and b where there is one, by layer and head."""
+    tables = []
+    for name, found in payload["scales"].items():
+        for parameter in ("s", "b"):
+            values = found.get(parameter)
+            if not values:
+                continue
+            start = f", start {number(found['start'])}" if parameter == "s" else ", start 0"
+            rows = [[f"layer {i}", *map(number, layer)] for i, layer in enumerate(values, 1)]
+            header = ["", *(f"head {i + 1}" for i in range(len(values[0])))]
+            caption = f"{label(payload, name)}: {parameter}{start}"
+            tables.append(table(header, rows, caption=caption))
+    return "".join(tables)
+
+
+def fading_table(payload: Mapping[str, Any]) -> str:
+    """Mean largest weight and entropy by n."""
+    curves = payload["fading"]
+    return "".join(
+        curves_table(payload, curves, "n", x="n", y=key, caption=caption)
+        for key, caption in (("largest", "mean largest weight"), ("entropy", "entropy, nats"))
+    )
+
+
+FIGURE_TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "1": figure1_table,
+    "2": figure2_table,
+    "3": figure3_table,
+    "4": figure4_table,
+    "5": figure5_table,
+    "6": figure6_table,
+    "7": figure7_table,
+    "8": figure8_table,
+}

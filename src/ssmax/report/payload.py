@@ -1,0 +1,228 @@
+"""A study's findings as the plain values that the page is made of."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, overall
+from ssmax.report.figures import accuracy_map, said_word, top_score
+from ssmax.report.findings import BySeed, Findings
+from ssmax.report.fits import fit_shapes
+from ssmax.report.style import LOOKS
+
+Item = TypeVar("Item")
+
+POINTS = 200
+"""Of a curve on the page."""
+TOP_HEADS = 25
+
+
+def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
+    """All of the page but its looks; what was not measured is missing."""
+    preset = findings.study["preset"]
+    figures = {
+        "2": _figure2(findings),
+        "4": _curves(_smooth_curves(findings)),
+        "5": _curves(position_curves(findings)) | {"theta": findings.theta},
+        "6": _figure6(findings),
+        "7": _figure7(findings),
+        "8": _figure8(findings),
+    }
+    return {
+        "title": "Scalable-Softmax, reproduced",
+        "preset": preset,
+        "train_length": findings.train_length,
+        "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
+        "claims": claims(findings),
+        "figures": {name: figure for name, figure in figures.items() if _has_data(figure)},
+        "captions": CAPTIONS,
+        "static": static,
+        "scales": _scales(findings),
+        "fading": _fading(findings),
+        "provenance": [
+            {"what": what, **dataclasses.asdict(one)} for what, one in findings.provenances
+        ],
+        "commands": [
+            "make reproduce",
+            f"ssmax reproduce --preset {preset}",
+            "ssmax report FOLDER  # draws this page again from its records",
+        ],
+        "choices": list(CHOICES),
+    }
+
+
+def claims(findings: Findings) -> list[dict[str, Any]]:
+    """Every claim with its comparisons; a control's have no part in the verdict."""
+    found = []
+    for name, text in CLAIMS.items():
+        mine = [one for one in findings.comparisons if one.claim == name]
+        found.append(
+            {
+                "id": name,
+                "figure": int(name[1:]),
+                "text": text,
+                "verdict": overall([one.verdict for one in mine if not one.is_ours]),
+                "comparisons": [
+                    {
+                        "text": one.text + (" [ours]" if one.is_ours else ""),
+                        "effect": one.effect,
+                        "unit": one.unit,
+                        "low": one.low,
+                        "high": one.high,
+                        "basis": one.basis,
+                        "verdict": one.verdict,
+                    }
+                    for one in mine
+                ],
+            }
+        )
+    return found
+
+
+def _has_data(figure: dict[str, Any]) -> bool:
+    return any(isinstance(value, dict) and value for value in figure.values())
+
+
+def _smooth_curves(findings: Findings) -> dict[str, tuple[Sequence[int], np.ndarray]]:
+    """Training losses, the mean over seeds, smoothed over a fiftieth."""
+    curves = {}
+    for name, (steps, losses) in mean_curves(findings).items():
+        width = max(1, len(losses) // 50)
+        curves[name] = (steps[width - 1 :], np.convolve(losses, np.ones(width) / width, "valid"))
+    return curves
+
+
+def mean_curves(findings: Findings) -> dict[str, tuple[list[int], list[float]]]:
+    """Steps and training losses, the mean over seeds."""
+    curves = {}
+    for name, by_seed in findings.curves.items():
+        shortest = min(len(losses) for _, losses in by_seed.values())
+        losses = np.mean([losses[:shortest] for _, losses in by_seed.values()], axis=0)
+        curves[name] = (next(iter(by_seed.values()))[0][:shortest], losses.tolist())
+    return curves
+
+
+def position_curves(findings: Findings) -> dict[str, tuple[Sequence[int], np.ndarray]]:
+    """Loss by position, the mean over seeds, in bins of about a hundredth."""
+    curves = {}
+    for name, by_seed in findings.position_losses.items():
+        mean = np.mean([record.mean for record in by_seed.values()], axis=0)
+        width = max(1, len(mean) // 100)
+        count = len(mean) // width
+        bins = mean[: count * width].reshape(count, width).mean(1)
+        curves[name] = ([place * width + width // 2 for place in range(count)], bins)
+    return curves
+
+
+def _curves(curves: dict[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, Any]:
+    thinned = {}
+    for name, (x, y) in curves.items():
+        keep = np.unique(np.linspace(0, len(x) - 1, min(POINTS, len(x))).round().astype(int))
+        thinned[name] = {"x": [int(x[i]) for i in keep], "y": _short(y[keep].tolist())}
+    return {"curves": thinned}
+
+
+def _figure2(findings: Findings) -> dict[str, Any]:
+    tables, fits = {}, {}
+    for seed, table in findings.tables.items():
+        tables[f"seed {seed}"] = _short(table)
+        fits[f"seed {seed}"] = [
+            {**dataclasses.asdict(fit), "curve": _short(fit.curve)}
+            for fit in fit_shapes(range(1, len(table) + 1), table)
+        ]
+    return {"tables": tables, "fits": fits}
+
+
+def _figure6(findings: Findings) -> dict[str, Any]:
+    maps = {}
+    for name, trials in pooled(findings.trials).items():
+        lengths, depths, whole = accuracy_map(trials)
+        first = [dataclasses.replace(trial, is_whole=trial.first_digit) for trial in trials]
+        maps[name] = {
+            "lengths": lengths,
+            "depths": depths,
+            "whole": whole.round(4).tolist(),
+            "first": accuracy_map(first)[2].round(4).tolist(),
+            "trials": len(trials) // (len(lengths) * len(depths)),
+        }
+    return {"maps": maps}
+
+
+def _figure7(findings: Findings) -> dict[str, Any]:
+    heads, length = {}, 0
+    for name, scores in pooled(findings.papers_needle).items():
+        flat = [
+            sorted((value for row in score.number_scores for value in row), reverse=True)
+            for score in scores
+        ]
+        heads[name] = {
+            "y": _short(np.mean(flat, axis=0)[:TOP_HEADS]),
+            "answer": _usual(said_word(score) for score in scores),
+        }
+        length = scores[0].length
+    return {"heads": heads, "length": length}
+
+
+def _figure8(findings: Findings) -> dict[str, Any]:
+    trials, length = {}, 0
+    for name, scores in pooled(findings.scores).items():
+        ranked = sorted(scores, key=lambda score: -top_score(score))
+        trials[name] = {
+            "y": _short(top_score(score) for score in ranked),
+            "answers": [said_word(score) for score in ranked],
+        }
+        length = scores[0].length
+    return {"trials": trials, "length": length}
+
+
+def pooled(by_seed: BySeed[list[Item]]) -> dict[str, list[Item]]:
+    """The items of all seeds together."""
+    return {
+        name: [item for seed in sorted(found) for item in found[seed]]
+        for name, found in by_seed.items()
+    }
+
+
+def _usual(words: Iterable[str]) -> str:
+    """The most frequent; of several the first in the order of the alphabet."""
+    every = sorted(words)
+    return max(dict.fromkeys(every), key=every.count)
+
+
+def _scales(findings: Findings) -> dict[str, Any]:
+    """Every head's s, and b where there is one, of the first seed."""
+    found = {}
+    for name, by_seed in findings.scales.items():
+        values = by_seed[min(by_seed)]
+        s = [row for key, row in values.items() if key.endswith(".scale")]
+        b = [row for key, row in values.items() if key.endswith(".bias")]
+        if s and name in LOOKS:
+            found[name] = {"s": s, "b": b or None, "start": _start(findings, name)}
+    return found
+
+
+def _start(findings: Findings, name: str) -> float:
+    """Where s began: 1 for the control, L / log(L!) for SSMax."""
+    if name == "temperature":
+        return 1.0
+    length = findings.train_length
+    return length / float(np.log(np.arange(1, length + 1)).sum())
+
+
+def _fading(findings: Findings) -> dict[str, Any]:
+    found = {}
+    for name, by_seed in findings.fading.items():
+        records = [by_seed[seed] for seed in sorted(by_seed)]
+        found[name] = {
+            "n": records[0].num_keys,
+            "largest": _short(np.mean([record.largest for record in records], axis=(0, 1, 2))),
+            "entropy": _short(np.mean([record.entropy for record in records], axis=(0, 1, 2))),
+        }
+    return found
+
+
+def _short(values: Iterable[float]) -> list[float]:
+    """Five digits are more than a page can show."""
+    return [float(f"{value:.5g}") for value in values]

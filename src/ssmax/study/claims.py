@@ -1,0 +1,277 @@
+"""The paper's claims as comparisons with numbers: what is expected, what was measured, a verdict.
+
+A claim is never tuned to pass. What the paper says of two configurations is one comparison, with an
+effect and an interval; where this scale cannot tell, it says so.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmax.records import Comparison, NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last, top_score
+from ssmax.report.findings import Findings
+from ssmax.report.fits import fit_shapes, softmax_largest
+from ssmax.study.statistics import Interval, Side, exact, over_items, over_seeds
+
+CONTROL = "temperature"
+NEAR_NATS = 0.02
+"""Two losses that differ by less are called about equal; our choice."""
+STRETCHES = 20
+"""A learning curve is compared in so many stretches after its first tenth, the warm-up."""
+TOP_HEADS = 25 / 144
+"""The share of the heads that figure 7 shows."""
+
+Items = dict[int, list[float]]
+"""By seed: a value for every document, trial or stretch, the same ones for every configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What the paper says of two configurations."""
+
+    first: str
+    expected: Side
+    second: str
+    text: str
+    margin: float = 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        """The control is ours: the paper does not have it."""
+        return CONTROL in (self.first, self.second)
+
+
+def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
+    """Every comparison that what was measured allows."""
+    results = [*_claim_1(), *_claim_2(findings), *_claim_3()]
+    for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
+        results += claim(findings)
+    return [
+        Comparison(
+            claim=name,
+            text=text,
+            effect=interval.effect,
+            unit=unit,
+            low=interval.low,
+            high=interval.high,
+            basis=interval.basis,
+            verdict=verdict,
+            is_ours=is_ours,
+            provenance=provenance,
+        )
+        for name, text, interval, unit, verdict, is_ours in results
+    ]
+
+
+Result = tuple[str, str, Interval, str, str, bool]
+
+
+def _claim_1() -> list[Result]:
+    def largest(n: int, factor: float) -> float:
+        z = np.full(n, -2.0)
+        z[-1] = 3.0
+        return softmax_largest(z, factor)
+
+    sizes = [2**power for power in range(1, 17)]
+    faded = exact(largest(sizes[-1], 1.0) - largest(sizes[0], 1.0))
+    least = exact(min(largest(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
+    return [
+        ("C1", "softmax's largest output falls between n = 2 and n = 65,536", faded,
+         "of the weight", faded.verdict("below"), False),
+        ("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least,
+         "over 0.8", least.verdict("above"), False),
+    ]  # fmt: skip
+
+
+def _claim_2(findings: Findings) -> list[Result]:
+    if not findings.tables:
+        return []
+    results: list[Result] = []
+    for rival in ("n", "sqrt n"):
+        squares: dict[str, Items] = {"log n": {}, rival: {}}
+        for seed, table in findings.tables.items():
+            n = list(range(1, len(table) + 1))
+            for fit in fit_shapes(n, table):
+                if fit.name in squares:
+                    off = np.asarray(table) - np.asarray(fit.curve)
+                    squares[fit.name][seed] = (off**2 / np.var(table)).tolist()
+        interval = _interval(squares["log n"], squares[rival], what="values of n")
+        text = f"log n fits the learnt p_n better than {rival} does"
+        results.append(("C2", text, interval, "of the variance", interval.verdict("below"), False))
+    return results
+
+
+def _claim_3() -> list[Result]:
+    def needed(n: int, scaled: bool) -> float:
+        """The z_max whose output is a half."""
+        factor = FIGURE_1_S * math.log(n) if scaled else 1.0
+        low, high = 0.0, 60.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            is_enough = softmax_output_of_last(figure3_input(n, middle), factor) >= 0.5
+            low, high = (low, middle) if is_enough else (middle, high)
+        return high
+
+    sizes = [10**power for power in range(1, 6)]
+    softmax, ssmax = ([needed(n, scaled) for n in sizes] for scaled in (False, True))
+    grows = exact(min(np.diff(softmax)))
+    bounded = exact(max(ssmax) - (1 + 1 / FIGURE_1_S))
+    return [
+        ("C3", "the z_max that softmax needs grows with every tenfold n to 100,000", grows,
+         "a step", grows.verdict("above"), False),
+        ("C3", "the z_max that SSMax needs never exceeds 1 + 1/s", bounded,
+         "over 1 + 1/s", bounded.verdict("below"), False),
+    ]  # fmt: skip
+
+
+def _claim_4(findings: Findings) -> list[Result]:
+    pairs = [
+        Pair("b", "below", "a", "(b) learns below (a)"),
+        Pair("c", "below", "a", "(c) learns below (a)"),
+        Pair("d", "below", "a", "(d) learns below (a)"),
+        Pair("d", "below", "b", "(d) is the lowest: below (b)"),
+        Pair("d", "below", "c", "(d) is the lowest: below (c)"),
+        Pair("c", "near", "b", f"(c) is equal to (b) within {NEAR_NATS} nats", NEAR_NATS),
+        Pair("b", "below", CONTROL, "(b) learns below the control"),
+    ]
+    curves = {
+        name: {seed: _stretches(losses) for seed, (_, losses) in by_seed.items()}
+        for name, by_seed in findings.curves.items()
+    }
+    return _judged("C4", pairs, curves, what="stretches of the run", unit="nats")
+
+
+def _stretches(losses: Sequence[float]) -> list[float]:
+    kept = np.asarray(losses[len(losses) // 10 :], float)
+    return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
+
+
+def _claim_5(findings: Findings) -> list[Result]:
+    length = findings.train_length
+
+    def mean(record: PositionLoss, is_long: bool) -> list[float]:
+        edges = np.asarray(record.edges)
+        # A range that holds the training length is on neither side.
+        columns = edges[:-1] >= length if is_long else edges[1:] <= length
+        widths = np.diff(edges).astype(float)
+        values, widths = np.asarray(record.binned)[:, columns], widths[columns]
+        return (values * widths / widths.sum()).sum(1).tolist()
+
+    def items(*, is_long: bool) -> dict[str, Items]:
+        return {
+            name: {seed: mean(record, is_long) for seed, record in by_seed.items()}
+            for name, by_seed in findings.position_losses.items()
+        }
+
+    far = [
+        Pair("b", "below", "a", "beyond the training length (b) loses less than (a)"),
+        Pair("c", "below", "a", "beyond the training length (c) loses less than (a)"),
+        Pair("d", "above", "b", "beyond the training length (d) is degraded: above (b)"),
+        Pair("f", "above", "b", "beyond the training length (f) does not quite reach (b)"),
+        Pair("f", "below", "a", "beyond the training length (f) loses less than (a)"),
+        Pair("b", "below", CONTROL, "beyond the training length (b) loses less than the control"),
+    ]
+    near = [Pair("e", "above", "a", "within the training length (e) loses more than (a)")]
+    return [
+        *_judged("C5", far, items(is_long=True), what="documents", unit="nats"),
+        *_judged("C5", near, items(is_long=False), what="documents", unit="nats"),
+    ]
+
+
+def _claim_6(findings: Findings) -> list[Result]:
+    def whole(trials: Sequence[NeedleTrial], keep: Callable[[int], bool]) -> list[float]:
+        return [float(trial.is_whole) for trial in trials if keep(trial.length)]
+
+    length = findings.train_length
+    far = {
+        name: {seed: whole(trials, lambda size: size > length) for seed, trials in found.items()}
+        for name, found in findings.trials.items()
+    }
+    pairs = [
+        Pair(
+            "b",
+            "above",
+            name,
+            f"beyond the training length (b) finds more numbers than {_called(name)}",
+        )
+        for name in ("a", "c", "d", "e", "f", CONTROL)
+    ]
+    results = _judged("C6", pairs, far, what="trials", unit="of the numbers")
+    if "b" in findings.trials:
+        # The size nearest to ten times the training length.
+        sizes = sorted({trial.length for trial in next(iter(findings.trials["b"].values()))})
+        size = min(sizes, key=lambda size: abs(size - 10 * length))
+        found = {
+            seed: whole(trials, lambda one: one == size)
+            for seed, trials in findings.trials["b"].items()
+        }
+        half = {seed: [0.5] * len(values) for seed, values in found.items()}
+        interval = _interval(found, half, what="trials")
+        text = f"(b) still finds more than half of the numbers at {size:,} tokens"
+        results.append(("C6", text, interval, "over a half", interval.verdict("above"), False))
+    return results
+
+
+def _claim_7(findings: Findings) -> list[Result]:
+    def top(score: NeedleScore) -> float:
+        ranked = sorted((value for row in score.number_scores for value in row), reverse=True)
+        return float(np.mean(ranked[: max(1, round(TOP_HEADS * len(ranked)))]))
+
+    items = {
+        name: {seed: [top(score) for score in scores] for seed, scores in by_seed.items()}
+        for name, by_seed in findings.papers_needle.items()
+    }
+    pairs = [
+        Pair(
+            "b",
+            "above",
+            name,
+            f"(b)'s top heads weigh the paper's needle more than {_called(name)}'s",
+        )
+        for name in ("a", "c", "d", "e", "f", CONTROL)
+    ]
+    return _judged("C7", pairs, items, what="haystacks", unit="of the weight")
+
+
+def _claim_8(findings: Findings) -> list[Result]:
+    items = {
+        name: {seed: [top_score(score) for score in scores] for seed, scores in by_seed.items()}
+        for name, by_seed in findings.scores.items()
+    }
+    pairs = [
+        Pair("b", "above", name, f"the top needle score of (b) is above that of {_called(name)}")
+        for name in ("a", "c", "d", "e", "f", CONTROL)
+    ]
+    pairs += [Pair(name, "above", "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
+    return _judged("C8", pairs, items, what="trials", unit="of the weight")
+
+
+def _called(name: str) -> str:
+    return "the control" if name == CONTROL else f"({name})"
+
+
+def _judged(
+    claim: str, pairs: Sequence[Pair], items: dict[str, Items], *, what: str, unit: str
+) -> list[Result]:
+    results = []
+    for pair in pairs:
+        if pair.first in items and pair.second in items:
+            interval = _interval(items[pair.first], items[pair.second], what=what)
+            verdict = interval.verdict(pair.expected, pair.margin)
+            results.append((claim, pair.text, interval, unit, verdict, pair.is_ours))
+    return results
+
+
+def _interval(first: Items, second: Items, *, what: str) -> Interval:
+    """Over the seeds that both have, where they are three; else over what every seed has."""
+    seeds = sorted(first.keys() & second.keys())
+    if len(seeds) >= 3:
+        return over_seeds(
+            [float(np.mean(first[seed])) for seed in seeds],
+            [float(np.mean(second[seed])) for seed in seeds],
+        )
+    means = [np.mean([side[seed] for seed in seeds], axis=0).tolist() for side in (first, second)]
+    return over_items(*means, what=what, num_seeds=len(seeds))

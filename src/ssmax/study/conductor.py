@@ -1,0 +1,186 @@
+"""Jobs side by side in processes of their own, shown in one line, stopped and started at will."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ssmax.study.plan import Job, seconds_taken
+from ssmax.train.watch import LiveLine, clock
+
+LOGS = "logs"
+SECONDS_BETWEEN_LOOKS = 0.2
+# The first line of a worker's last words: "step 10/600  loss ...", "cell 3/30".
+_PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
+
+
+@dataclass(slots=True)
+class Running:
+    """A job that is being done."""
+
+    job: Job
+    process: subprocess.Popen[bytes]
+    log: Path
+    share: float = 0.0
+    words: str = "starting"
+    is_told: bool = False
+    """It knows that it has to stop."""
+
+    def look(self) -> None:
+        """How far it is, from the end of its log."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - 4000))
+            found = _PROGRESS.findall(file.read().decode(errors="replace"))
+        if found:
+            self.words, done, total = found[-1]
+            self.share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
+
+
+@dataclass(slots=True)
+class Tally:
+    """How much of the work is done, by what the jobs are expected to take."""
+
+    weights: dict[str, float]
+    done: float = 0.0
+    done_here: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def left(self, running: Sequence[Running], expected: float) -> tuple[float, float]:
+        """The share that is done, and seconds to go at the speed so far."""
+        begun = sum(self.weights[one.job.name] * one.share for one in running)
+        total = sum(self.weights.values())
+        here, gone = self.done_here + begun, time.monotonic() - self.started
+        rest = max(0.0, total - self.done - begun)
+        # Until a tenth of it is done here, the plan's own estimate is the better one.
+        is_known = here > 0.1 * (total - self.done + self.done_here)
+        seconds = rest * gone / here if is_known else max(0.0, expected - gone)
+        return (self.done + begun) / max(total, 1e-9), seconds
+
+
+class Conductor:
+    """Does the jobs of a study that are left, a few at a time."""
+
+    def __init__(
+        self,
+        folder: Path,
+        jobs: Sequence[Job],
+        *,
+        command: Callable[[Job], list[str]],
+        weights: dict[str, float],
+        workers: int,
+        expected: float,
+    ) -> None:
+        self.folder, self.jobs, self.command, self.workers = folder, jobs, command, workers
+        self.expected = expected
+        self.is_done = {job.name for job in jobs if seconds_taken(folder, job) is not None}
+        self.failed: dict[str, str] = {}
+        self.tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
+        self.line = LiveLine()
+        self.is_stopping = False
+
+    def run(self) -> bool:
+        """All of it; False where a signal ended it early. Failures are in `failed`."""
+        running: list[Running] = []
+        before = {
+            number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            while True:
+                if not self.is_stopping:
+                    self._start_what_can(running)
+                if not running:
+                    return not self.is_stopping
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                if self.is_stopping:
+                    self._tell(running)
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self._ended(one)
+                self._show(running)
+        finally:
+            for one in running:
+                one.process.kill()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self.line.close()
+
+    def _start_what_can(self, running: list[Running]) -> None:
+        busy = {one.job.name for one in running}
+        for job in self.jobs:
+            if len(running) >= self.workers:
+                return
+            if job.name in self.is_done or job.name in self.failed or job.name in busy:
+                continue
+            if all(name in self.is_done for name in job.needs):
+                running.append(self._start(job))
+                # Preparing takes every core for itself.
+                if job.kind == "data":
+                    return
+
+    def _start(self, job: Job) -> Running:
+        log = self.folder / LOGS / f"{job.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                self.command(job),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for the conductor, who tells the others.
+                start_new_session=True,
+            )
+        return Running(job, process, log)
+
+    def _ended(self, one: Running) -> None:
+        job = one.job
+        seconds = seconds_taken(self.folder, job)
+        if one.process.returncode == 0 and seconds is not None:
+            self.is_done.add(job.name)
+            self.tally.done += self.tally.weights[job.name]
+            self.tally.done_here += self.tally.weights[job.name]
+            self.line.say(f"done  {job.name}, {clock(seconds)}")
+        elif not self.is_stopping:
+            lines = one.log.read_text(errors="replace").strip().splitlines()
+            self.failed[job.name] = lines[-1] if lines else f"exit {one.process.returncode}"
+            self.line.say(f"FAILED  {job.name}: {self.failed[job.name]}; all of it in {one.log}")
+
+    def _show(self, running: Sequence[Running]) -> None:
+        for one in running:
+            one.look()
+        share, seconds = self.tally.left(running, self.expected)
+        jobs = f"{len(self.is_done)}/{len(self.jobs)} jobs"
+        words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
+        self.line.show(f"{jobs}  {share:.0%}  {clock(seconds)} left  {words}")
+
+    def _stop(self, number: int, frame: object) -> None:
+        if self.is_stopping:
+            raise KeyboardInterrupt
+        self.is_stopping = True
+        self.line.say("stopping: what runs is saved first; once more to stop at once")
+
+    def _tell(self, running: Sequence[Running]) -> None:
+        for one in running:
+            if not one.is_told:
+                one.process.terminate()
+                one.is_told = True
+
+
+def worker_command(
+    folder: Path, job: Job, *, data: Path, device: str | None, threads: int, launcher: Sequence[str]
+) -> list[str]:
+    """The process that does a job; training under the launcher, where there is one."""
+    is_shared = launcher and job.kind in ("pretrain", "finetune")
+    start = [*launcher, "-m"] if is_shared else [sys.executable, "-m"]
+    command = [*start, "ssmax.study.worker", str(folder), job.name, "--data", str(data)]
+    command += ["--device", device] if device else []
+    return command + (["--threads", str(threads)] if threads else [])
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,133 @@
+"""What a job does. Each leaves its result on disk, and goes on where it was stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmax.data.haystack import PAPERS_NEEDLE, Needle
+from ssmax.data.preparation import prepare
+from ssmax.study.measurement import Measurement
+from ssmax.study.plan import Job
+from ssmax.study.presets import Study
+from ssmax.train import configured, finetune, joined_world, pretrain
+from ssmax.train.loop import Outcome
+from ssmax.train.watch import LiveLine
+
+RUNS, RESULTS = "runs", "results"
+
+
+class Stopped(Exception):
+    """A signal ended a job early; what it had done is saved."""
+
+
+def run_job(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
+    """Do a job, or what is left of it."""
+    {"data": _prepare, "pretrain": _pretrain, "finetune": _finetune}.get(job.kind, _measure)(
+        study, folder, job, data=data, device=device
+    )
+
+
+def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
+    line = LiveLine()
+    prepare(
+        study.source,
+        data,
+        tokenizer=study.tokenizer,
+        validation_fraction=study.validation_fraction,
+        on_progress=lambda at: line.show(f"part {at.done_tasks:,}/{at.total_tasks:,}"),
+    )
+
+
+def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
+    # One seed for the weights and the order: all configurations of a seed see the same batches.
+    config = configured(study.pretraining, job.configuration).replaced(
+        {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
+    )
+    run = folder / RUNS / job.run
+    with joined_world(device) as world:
+        _check(pretrain(config, run, world=world, resume=_is_begun(run)))
+
+
+def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
+    runs = folder / RUNS
+    base = runs / (f"a-{job.seed}" if job.configuration == "e" else job.run)
+    run = runs / f"{job.run}-qa"
+    resume = _is_begun(run)
+    with joined_world(device) as world:
+        outcome = finetune(
+            base,
+            run,
+            world=world,
+            questions=study.questions,
+            rule="ssmax" if job.configuration == "e" and not resume else None,
+            changes={} if resume else dict(study.finetuning),
+            resume=resume,
+        )
+    _check(outcome)
+
+
+def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
+    is_pretrained = job.kind == "loss"
+    name = f"a-{job.seed}" if is_pretrained and job.configuration == "e" else job.run
+    here = Measurement(
+        folder / RUNS / (name if is_pretrained else f"{name}-qa"),
+        data=data,
+        theta=study.theta,
+        rule="ssmax" if is_pretrained and job.configuration == "e" else None,
+        results=folder / RESULTS / job.run,
+        device=device,
+    )
+    if is_pretrained:
+        _measure_loss(study, here)
+    else:
+        _measure_needle(study, here, job.seed)
+
+
+def _measure_loss(study: Study, here: Measurement) -> None:
+    here.fading(length=study.loss_length, documents=study.fading_documents)
+    here.position_loss(
+        length=study.loss_length,
+        documents=study.loss_documents,
+        batch=study.batch if here.device.type == "cuda" else 1,
+        on_progress=_count,
+    )
+
+
+def _measure_needle(study: Study, here: Measurement, seed: int) -> None:
+    city, number = PAPERS_NEEDLE
+    scores: dict[str, Any] = {
+        "length": study.score_length,
+        "digits": study.digits,
+        "seed": seed,
+        "on_progress": _count,
+    }
+    here.needle_scores(
+        trials=study.papers_needle_trials,
+        depth=0.5,
+        needle=Needle(city=city, number=number[: study.digits]),
+        **scores,
+    )
+    here.needle_scores(trials=study.score_trials, depth=None, **scores)
+    here.needle(
+        lengths=study.needle_lengths,
+        depths=np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist(),
+        trials=study.needle_trials,
+        digits=study.digits,
+        batch=study.batch,
+        seed=seed,
+        on_progress=_count,
+    )
+
+
+def _count(what: str, done: int, total: int) -> None:
+    print(f"{what} {done:,}/{total:,}", flush=True)
+
+
+def _is_begun(run: Path) -> bool:
+    return (run / "config.json").exists()
+
+
+def _check(outcome: Outcome) -> None:
+    if outcome.stopped_by is not None:
+        raise Stopped(f"stopped by {outcome.stopped_by} after step {outcome.step:,}")

@@ -1,0 +1,148 @@
+"""A study as jobs: what has to be done, in what order, and what is done already."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ssmax._files import write_whole
+from ssmax.lm.config import nearest
+from ssmax.study.presets import CONFIGURATIONS, MEASURED, TRAINED, Study
+
+Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
+DONE = "done"
+
+# What each figure is drawn from; 1 and 3 are mathematics.
+_KINDS: dict[int, set[Kind]] = {
+    1: set(),
+    2: {"pretrain"},
+    3: set(),
+    4: {"pretrain"},
+    5: {"loss"},
+    6: {"needle"},
+    7: {"needle"},
+    8: {"needle"},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One piece of work that leaves its result on disk."""
+
+    kind: Kind
+    configuration: str = ""
+    seed: int = 0
+    needs: tuple[str, ...] = ()
+    """Names of jobs that have to be done before."""
+
+    @property
+    def name(self) -> str:
+        """Its name, and that of its log."""
+        return f"{self.kind}-{self.run}" if self.configuration else self.kind
+
+    @property
+    def run(self) -> str:
+        """The run that it makes or measures."""
+        return f"{self.configuration}-{self.seed}"
+
+
+def plan(
+    study: Study,
+    *,
+    configurations: Sequence[str] | None = None,
+    seeds: int | None = None,
+    figures: Sequence[int] | None = None,
+) -> list[Job]:
+    """The jobs in an order in which they can be done.
+
+    `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
+    """
+    chosen = list(configurations) if configurations else list(CONFIGURATIONS)
+    for name in chosen:
+        if name not in CONFIGURATIONS:
+            raise ValueError(
+                f"a configuration is one of {', '.join(CONFIGURATIONS)}, got {name!r}"
+                + nearest(name, list(CONFIGURATIONS))
+            )
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    count = {name: study.seeds[name] if seeds is None else seeds for name in chosen}
+    wanted = _wanted_kinds(figures)
+    by_name: dict[str, Job] = {}
+
+    def add(kind: Kind, name: str = "", seed: int = 0) -> str:
+        job = Job(kind=kind, configuration=name, seed=seed, needs=tuple(needs(kind, name, seed)))
+        by_name.setdefault(job.name, job)
+        return job.name
+
+    def needs(kind: Kind, name: str, seed: int) -> Iterable[str]:
+        base = "a" if name == "e" else name
+        if kind == "pretrain":
+            yield add("data")
+        elif kind in ("finetune", "loss"):
+            yield add("pretrain", base, seed)
+        elif kind == "needle":
+            yield add("finetune", name, seed)
+
+    rounds = range(max(count.values(), default=0))
+    for seed in rounds:
+        for name in chosen:
+            if seed < count[name]:
+                for kind in sorted(wanted):
+                    if _applies(kind, name, figures):
+                        add(kind, name, seed)
+    order = {kind: place for place, kind in enumerate(("data", "pretrain", "finetune"))}
+    return sorted(by_name.values(), key=lambda job: order.get(job.kind, 3))
+
+
+def read_figures(texts: Sequence[str]) -> list[int] | None:
+    """`["figure5", "C6"]` as numbers; None for all of them."""
+    figures = []
+    for text in texts:
+        match = re.fullmatch(r"(?:figure|fig|c)?[ -]?([1-8])", text.strip().lower())
+        if match is None:
+            raise ValueError(f"--only takes figure1 to figure8 or C1 to C8, got {text!r}")
+        figures.append(int(match.group(1)))
+    return sorted(set(figures)) or None
+
+
+def _wanted_kinds(figures: Sequence[int] | None) -> set[Kind]:
+    if figures is None:
+        return {"pretrain", "finetune", "loss", "needle"}
+    return set().union(*(_KINDS[figure] for figure in figures))
+
+
+def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
+    if kind == "pretrain":
+        # Alone, figure 2 needs the probe and figure 4 all the others.
+        is_probes_turn = figures is None or 2 in figures
+        is_others_turn = figures is None or 4 in figures
+        return name in TRAINED and (is_probes_turn if name == "probe" else is_others_turn)
+    return name in MEASURED
+
+
+def mark_done(folder: Path, job: Job, seconds: float) -> None:
+    """From now on the job is not done again."""
+    (folder / DONE).mkdir(parents=True, exist_ok=True)
+    write_whole(folder / DONE / f"{job.name}.json", json.dumps({"seconds": round(seconds, 1)}))
+
+
+def seconds_taken(folder: Path, job: Job) -> float | None:
+    """What a job that is done took; None where it is not."""
+    try:
+        return float(json.loads((folder / DONE / f"{job.name}.json").read_text())["seconds"])
+    except FileNotFoundError:
+        return None
+
+
+def makespan(study: Study, jobs: Sequence[Job], workers: int) -> float:
+    """Seconds until all jobs are done, as the preset was measured."""
+    free, ends = [0.0] * max(1, workers), dict[str, float]()
+    for job in jobs:
+        ready = max((ends.get(name, 0.0) for name in job.needs), default=0.0)
+        worker = min(range(len(free)), key=lambda index: max(free[index], ready))
+        free[worker] = max(free[worker], ready) + study.seconds[job.kind]
+        ends[job.name] = free[worker]
+    return max(free)

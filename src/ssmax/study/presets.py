@@ -1,0 +1,155 @@
+"""Studies with a name: which configurations, how often, how long, and what is measured of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ssmax.train.config import TrainConfig
+from ssmax.train.recipes import DEFAULT_TEXT, PRETRAINING
+
+MEASURED = ("a", "b", "c", "d", "e", "f", "temperature")
+"""The paper's configurations, and the control that has s but no log n."""
+TRAINED = ("a", "b", "temperature", "c", "d", "f", "probe")
+"""Those that are pretrained; (e) is (a), its softmax replaced afterwards."""
+CONFIGURATIONS = (*MEASURED, "probe")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Everything that decides a reproduction's numbers, but for the text."""
+
+    preset: str
+    pretraining: TrainConfig
+    """Of every configuration, but for its rule and seed."""
+    source: str
+    """The text, as `ssmax data prepare` takes it."""
+    tokenizer: str
+    validation_fraction: float
+    """Share of the documents that no run sees; everything is measured on them."""
+    questions: str
+    """What is asked in fine-tuning: a file, "invented" or "hidden"."""
+    finetuning: Mapping[str, Any]
+    """Laid over table 3."""
+    seeds: Mapping[str, int]
+    """How many of each configuration."""
+    theta_factor: float
+    """Times the training's theta, in every measurement."""
+    loss_length: int
+    """Tokens of a document whose loss is measured at every position."""
+    loss_documents: int
+    needle_lengths: tuple[int, ...]
+    """Context sizes of the grid."""
+    needle_depths: int
+    needle_trials: int
+    """Of a cell."""
+    digits: int
+    score_length: int
+    """Context size of the needle scores."""
+    score_trials: int
+    papers_needle_trials: int
+    """Haystacks for the paper's own needle, at half the depth."""
+    fading_documents: int
+    batch: int
+    """Prompts or documents at a time."""
+    seconds: Mapping[str, float]
+    """What a job of each kind took where the preset was measured, for the plan."""
+    measured_on: str
+    """That machine, in words."""
+    workers_per_core: bool
+    """One job a core and one thread a job, rather than one job with all of the machine."""
+
+    @property
+    def theta(self) -> float:
+        """At test time."""
+        return self.pretraining.model.theta * self.theta_factor
+
+    @property
+    def train_length(self) -> int:
+        """Of pretraining and fine-tuning alike."""
+        return self.pretraining.model.train_length
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return dataclasses.asdict(self)
+
+
+def quick() -> Study:
+    """Two CPU cores, text that every Python carries, at most 20 minutes."""
+    source, tokenizer = DEFAULT_TEXT["quick"]
+    length = PRETRAINING["quick"]().model.train_length
+    return Study(
+        preset="quick",
+        pretraining=PRETRAINING["quick"](),
+        source=source,
+        tokenizer=tokenizer,
+        validation_fraction=0.05,
+        questions="hidden",
+        finetuning={},
+        seeds={"a": 2, "b": 2, "temperature": 2, "c": 1, "d": 1, "e": 1, "f": 1, "probe": 1},
+        theta_factor=4.0,
+        loss_length=16 * length,
+        loss_documents=24,
+        needle_lengths=tuple(round(length * factor) for factor in (1, 1.5, 2, 3, 4, 8)),
+        needle_depths=5,
+        needle_trials=10,
+        digits=4,
+        score_length=2 * length,
+        score_trials=100,
+        papers_needle_trials=10,
+        fading_documents=8,
+        batch=10,
+        seconds={"data": 20, "pretrain": 80, "finetune": 40, "loss": 15, "needle": 25},
+        measured_on="two cores of a server CPU",
+        workers_per_core=True,
+    )
+
+
+def gpu() -> Study:
+    """The paper's model and lengths on one GPU in an hour; too few tokens for its numbers."""
+    source, tokenizer = DEFAULT_TEXT["gpu"]
+    return Study(
+        preset="gpu",
+        pretraining=PRETRAINING["gpu"](),
+        source=source,
+        tokenizer=tokenizer,
+        validation_fraction=0.02,
+        questions="invented",
+        finetuning={},
+        seeds={"a": 1, "b": 1, "temperature": 1, "c": 1, "d": 1, "e": 1, "f": 1, "probe": 1},
+        theta_factor=50.0,
+        loss_length=20_000,
+        loss_documents=64,
+        needle_lengths=(512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 15_360, 20_480),
+        needle_depths=11,
+        needle_trials=20,
+        digits=7,
+        score_length=8000,
+        score_trials=100,
+        papers_needle_trials=10,
+        fading_documents=8,
+        batch=16,
+        seconds={"data": 60, "pretrain": 170, "finetune": 60, "loss": 30, "needle": 180},
+        measured_on="one H200",
+        workers_per_core=False,
+    )
+
+
+def paper() -> Study:
+    """Tables 1 to 3 at the paper's size; several GPUs."""
+    source, tokenizer = DEFAULT_TEXT["paper"]
+    return dataclasses.replace(
+        gpu(),
+        preset="paper",
+        pretraining=PRETRAINING["paper"](),
+        source=source,
+        tokenizer=tokenizer,
+        validation_fraction=0.005,
+        seeds={"a": 3, "b": 3, "temperature": 3, "c": 3, "d": 3, "e": 3, "f": 3, "probe": 1},
+        loss_documents=256,
+        # 200,000 steps of 2.1 M tokens at eight times the measured 534 k tokens/s of one H200.
+        seconds={"data": 200_000, "pretrain": 98_000, "finetune": 600, "loss": 60, "needle": 300},
+        measured_on="eight H200, from the speed of one",
+    )
+
+
+PRESETS = {"quick": quick, "gpu": gpu, "paper": paper}

@@ -1,0 +1,180 @@
+"""The paper on this machine: plan, do what is left, judge, draw. `ssmax reproduce` is this."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from ssmax._files import locked, write_whole
+from ssmax.records import Comparison, Provenance, config_hash, to_json_line
+from ssmax.report.draw import draw
+from ssmax.report.findings import STUDY, VERDICTS, read_findings
+from ssmax.study.claims import judge
+from ssmax.study.conductor import Conductor, cores, worker_command
+from ssmax.study.plan import Job, makespan, plan, seconds_taken
+from ssmax.study.presets import Study
+from ssmax.train.config import TrainConfig
+from ssmax.train.watch import clock
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduced:
+    """How a reproduction ended."""
+
+    is_whole: bool
+    """Nothing is left to do."""
+    failed: Mapping[str, str]
+    """Jobs that failed, and their last words."""
+    comparisons: Sequence[Comparison]
+    page: Path | None
+
+
+def reproduce(
+    study: Study,
+    folder: Path,
+    *,
+    configurations: Sequence[str] | None = None,
+    seeds: int | None = None,
+    figures: Sequence[int] | None = None,
+    data: Path | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    launcher: Sequence[str] = (),
+    dry_run: bool = False,
+) -> Reproduced:
+    """Do what is left of a study in its folder, and draw the page of what there is."""
+    jobs = plan(study, configurations=configurations, seeds=seeds, figures=figures)
+    if data is not None:
+        jobs = _without_data(jobs)
+    many = workers if workers is not None else (cores() if study.workers_per_core else 1)
+    if many < 1:
+        raise ValueError(f"workers must be at least 1, got {many}")
+    _refuse_another(study, folder)
+    left = [job for job in jobs if seconds_taken(folder, job) is None]
+    expected = makespan(study, left, many)
+    _say_plan(study, folder, jobs, left, many, expected)
+    if dry_run:
+        return Reproduced(is_whole=not left, failed={}, comparisons=(), page=None)
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max(1, cores() // many) if study.workers_per_core else 0
+    text = data or folder / "data"
+    with locked(folder) if left else nullcontext():
+        _write(study, folder, jobs)
+        conductor = Conductor(
+            folder,
+            jobs,
+            command=lambda job: worker_command(
+                folder, job, data=text, device=device, threads=threads, launcher=launcher
+            ),
+            weights={job.name: study.seconds[job.kind] for job in jobs},
+            workers=many,
+            expected=expected,
+        )
+        if not conductor.run():
+            return Reproduced(is_whole=False, failed=conductor.failed, comparisons=(), page=None)
+    comparisons, page = report(folder)
+    return Reproduced(
+        is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
+        failed=conductor.failed,
+        comparisons=comparisons,
+        page=page,
+    )
+
+
+def report(folder: Path) -> tuple[list[Comparison], Path]:
+    """Judge and draw what a study's folder holds."""
+    findings = read_findings(folder)
+    provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
+    findings.comparisons = judge(findings, provenance)
+    write_whole(folder / VERDICTS, "".join(map(to_json_line, findings.comparisons)))
+    return findings.comparisons, draw(findings, folder)
+
+
+def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
+    """The study of a folder and its jobs by name."""
+    try:
+        values = json.loads((folder / STUDY).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{folder} is no study: it holds no {STUDY}") from None
+    study = dict(values["study"])
+    study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
+    study["needle_lengths"] = tuple(study["needle_lengths"])
+    jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
+    return Study(**study), {job.name: job for job in jobs}
+
+
+def _refuse_another(study: Study, folder: Path) -> None:
+    """A folder belongs to one study: its numbers may not come from two."""
+    if not (folder / STUDY).exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} holds something that is no study; give another --out")
+        return
+    there = json.loads((folder / STUDY).read_text())["study"]
+    if _identity(there) != _identity(study.to_dict()):
+        raise ValueError(
+            f"{folder} holds another study, {there['preset']!r} with other settings; "
+            "give another --out, or the settings of its study.json"
+        )
+
+
+def _identity(study: Mapping[str, Any]) -> str:
+    """What decides numbers; how many seeds there are and how long it takes does not."""
+    decides = {
+        key: value
+        for key, value in study.items()
+        if key not in ("seeds", "seconds", "measured_on", "workers_per_core")
+    }
+    return config_hash(json.loads(json.dumps(decides)))
+
+
+def _write(study: Study, folder: Path, jobs: Sequence[Job]) -> None:
+    """The study, with all jobs that it ever had."""
+    known = {job.name: job for job in jobs}
+    if (folder / STUDY).exists():
+        known = read_study(folder)[1] | known
+    values = {
+        "study": study.to_dict(),
+        "jobs": [dataclasses.asdict(job) for job in known.values()],
+    }
+    write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
+
+
+def _without_data(jobs: Sequence[Job]) -> list[Job]:
+    return [
+        dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
+        for job in jobs
+        if job.kind != "data"
+    ]
+
+
+def _say_plan(
+    study: Study,
+    folder: Path,
+    jobs: Sequence[Job],
+    left: Sequence[Job],
+    workers: int,
+    seconds: float,
+) -> None:
+    print(f"study {study.preset!r} in {folder}")
+    for kind, words in (
+        ("data", "prepare the text"),
+        ("pretrain", "pretrain"),
+        ("finetune", "fine-tune"),
+        ("loss", "loss by position and fading"),
+        ("needle", "needles: grid and scores"),
+    ):
+        these = [job for job in jobs if job.kind == kind]
+        if these:
+            open_ = sum(job in left for job in these)
+            runs = ", ".join(job.run for job in these if job.configuration)
+            print(f"  {words:28} {len(these):3} jobs, {open_} left{'  ' + runs if runs else ''}")
+    if left:
+        side = f", {workers} side by side" if workers > 1 else ""
+        print(
+            f"about {clock(seconds)} for {len(left)} jobs{side}, measured on {study.measured_on}; "
+            "stopped, the same command goes on"
+        )
+    else:
+        print("all of it is done; drawing the page again")

@@ -1,0 +1,162 @@
+"""A claim is a test with numbers: measurements support it, contradict it or leave it open."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.report.captions import overall
+from ssmax.report.findings import Findings
+from ssmax.report.payload import payload
+from ssmax.study.claims import judge
+from ssmax.study.presets import quick
+
+HERE = Provenance(
+    commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
+)
+NAMES = ("a", "b", "c", "d", "e", "f", "temperature")
+# As the paper has it, larger is better; the control is ours.
+ORDER = {"b": 6, "c": 5, "d": 4, "f": 3, "e": 2, "temperature": 1, "a": 0}
+LENGTH = quick().train_length
+
+
+def findings(*, better=ORDER, seeds=1):
+    """Everything measured, better[name] telling how good a configuration is at length."""
+    chance = np.random.default_rng(0)
+    found = Findings(study=quick().to_dict())
+    found.study["pretraining"] = quick().pretraining.to_dict()
+    documents, trials = chance.normal(0, 0.3, 12), range(40)
+    for seed in range(seeds):
+        noise = chance.normal(0, 0.01, 400)
+        found.tables[seed] = (0.3 * np.log(np.arange(1, 65)) + 1 + noise[:64]).tolist()
+        for name in NAMES:
+            good = better[name]
+            if name != "e":
+                low = {"d": 4.0, "b": 4.1, "c": 4.1, "a": 4.3}.get(name, 4.2)
+                losses = low + noise + chance.normal(0, 0.001, 400)
+                found.curves.setdefault(name, {})[seed] = (list(range(1, 401)), losses.tolist())
+            near = [3 + (name == "e") + document for document in documents]
+            far = [6 - 0.3 * good + document for document in documents]
+            binned = [list(row) for row in zip(near, far, strict=True)]
+            found.position_losses.setdefault(name, {})[seed] = PositionLoss(
+                run=name, mean=[3.0] * 4 * LENGTH, std=[0.1] * 4 * LENGTH, count=12,
+                edges=[0, LENGTH, 4 * LENGTH], binned=binned, provenance=HERE,
+            )  # fmt: skip
+            found.trials.setdefault(name, {})[seed] = [
+                NeedleTrial(
+                    run=name, length=size, depth=depth, trial=trial, city="Oslo", number="1234",
+                    said="", is_whole=trial < 6 * good, first_digit=trial < 8 * good,
+                    digits_right=0, provenance=HERE,
+                )
+                for size in (LENGTH, 2 * LENGTH, 8 * LENGTH)
+                for depth in (0.0, 1.0)
+                for trial in trials
+            ]  # fmt: skip
+            for home in (found.scores, found.papers_needle):
+                home.setdefault(name, {})[seed] = [
+                    NeedleScore(
+                        run=name, length=2 * LENGTH, depth=0.5, trial=trial, number="1234",
+                        said="", is_whole=False, first_digit=False, provenance=HERE,
+                        number_scores=[[0.1 * good + 0.001 * trial, 0.0]] * 2,
+                        sentence_scores=[[0.0, 0.0]] * 2,
+                    )
+                    for trial in trials
+                ]  # fmt: skip
+    return found
+
+
+def verdicts(found):
+    return {one.text: one.verdict for one in judge(found, HERE)}
+
+
+def test_what_looks_as_the_paper_says_supports_every_claim():
+    found = judge(findings(), HERE)
+    by_claim = {}
+    for one in found:
+        by_claim.setdefault(one.claim, []).append(one.verdict)
+    assert set(by_claim) == {f"C{number}" for number in range(1, 9)}
+    wrong = [one.text for one in found if one.verdict != "supported"]
+    assert not wrong
+
+
+def test_the_opposite_contradicts_and_is_shown_as_such():
+    upside_down = {name: 6 - good for name, good in ORDER.items()}
+    found = verdicts(findings(better=upside_down))
+    for text in (
+        "beyond the training length (b) loses less than (a)",
+        "beyond the training length (b) finds more numbers than (a)",
+        "(b)'s top heads weigh the paper's needle more than (a)'s",
+        "the top needle score of (b) is above that of (a)",
+    ):
+        assert found[text] == "contradicted", text
+
+
+def test_no_difference_is_not_resolved():
+    found = verdicts(findings(better=dict.fromkeys(ORDER, 3)))
+    assert found["beyond the training length (b) loses less than (a)"] == "not resolved"
+    assert found["the top needle score of (b) is above that of (c)"] == "not resolved"
+
+
+def test_the_mathematics_holds_without_any_measurement():
+    empty = Findings(study=findings().study)
+    found = judge(empty, HERE)
+    assert {one.claim for one in found} == {"C1", "C3"}
+    assert {one.verdict for one in found} == {"supported"}
+    assert {one.basis for one in found} == {"computed exactly"}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "basis"),
+    [(1, "bootstrap over 12 documents, one seed"), (2, "mean of 2 seeds"), (3, "3 seeds")],
+)
+def test_the_interval_says_what_it_is_over(seeds, basis):
+    found = judge(findings(seeds=seeds), HERE)
+    assert basis in next(one.basis for one in found if one.claim == "C5")
+
+
+def test_only_seeds_that_both_have_are_compared():
+    found = findings(seeds=2)
+    del found.position_losses["c"][1]
+    one = next(one for one in judge(found, HERE) if "(c) loses less than (a)" in one.text)
+    assert one.basis.endswith("one seed")
+
+
+def test_the_control_has_no_part_in_a_claims_verdict():
+    better = {**ORDER, "temperature": 9}
+    found = [one for one in judge(findings(better=better), HERE) if one.claim == "C5"]
+    assert [one.verdict for one in found if one.is_ours] == ["contradicted"]
+    assert overall([one.verdict for one in found if not one.is_ours]) == "supported"
+
+
+def test_about_equal_is_a_margin():
+    found = findings()
+    steps, losses = found.curves["c"][0]
+    found.curves["c"][0] = (steps, [loss + 0.1 for loss in losses])
+    assert verdicts(found)["(c) is equal to (b) within 0.02 nats"] == "contradicted"
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ([], "not measured"),
+        (["supported", "supported"], "supported"),
+        (["supported", "not resolved"], "not resolved"),
+        (["supported", "contradicted", "not resolved"], "contradicted"),
+    ],
+)
+def test_a_claim_is_as_strong_as_its_weakest_comparison(words, verdict):
+    assert overall(words) == verdict
+
+
+def test_the_page_is_told_everything_that_was_measured():
+    found = findings(seeds=2)
+    found.comparisons = judge(found, HERE)
+    found.scales = {"b": {0: {"blocks.0.ssmax.scale": [0.1, 0.2]}}}
+    values = payload(found, static={})
+    assert set(values["figures"]) == {"2", "4", "5", "6", "7", "8"}
+    assert values["figures"]["6"]["maps"]["b"]["trials"] == 80
+    assert values["scales"]["b"]["s"] == [[0.1, 0.2]]
+    assert [claim["id"] for claim in values["claims"]] == [f"C{n}" for n in range(1, 9)]
+    nothing = payload(dataclasses.replace(Findings(study=found.study)), static={})
+    assert nothing["figures"] == {} and nothing["claims"][4]["verdict"] == "not measured"

@@ -1,0 +1,88 @@
+"""A plan holds what is asked for and what that needs, in an order in which it can be done."""
+
+import pytest
+
+from ssmax.study.plan import makespan, mark_done, plan, read_figures, seconds_taken
+from ssmax.study.presets import CONFIGURATIONS, PRESETS, quick
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_plan_that_can_be_done(preset):
+    study = PRESETS[preset]()
+    assert set(study.seeds) == set(CONFIGURATIONS)
+    done = set()
+    for job in plan(study):
+        assert set(job.needs) <= done, job.name
+        assert study.seconds[job.kind] > 0
+        done.add(job.name)
+
+
+def test_quick_has_two_seeds_where_they_matter_and_fits_twenty_minutes():
+    jobs = plan(quick())
+    names = {job.name for job in jobs}
+    for configuration in ("a", "b", "temperature"):
+        assert {f"pretrain-{configuration}-{seed}" for seed in (0, 1)} <= names
+    assert "pretrain-c-1" not in names and "pretrain-e-0" not in names
+    assert {"finetune-e-0", "loss-e-0", "needle-e-0"} <= names
+    assert makespan(quick(), jobs, workers=2) < 20 * 60
+
+
+@pytest.mark.parametrize(
+    ("figures", "kinds"),
+    [
+        ([1, 3], set()),
+        ([2], {"data", "pretrain"}),
+        ([4], {"data", "pretrain"}),
+        ([5], {"data", "pretrain", "loss"}),
+        ([6], {"data", "pretrain", "finetune", "needle"}),
+        ([5, 8], {"data", "pretrain", "finetune", "loss", "needle"}),
+    ],
+)
+def test_a_figure_needs_no_more_than_it_is_drawn_from(figures, kinds):
+    assert {job.kind for job in plan(quick(), figures=figures)} == kinds
+
+
+def test_figure_2_needs_the_probe_and_figure_4_all_but_it():
+    probe = {job.run for job in plan(quick(), figures=[2]) if job.kind == "pretrain"}
+    others = {job.run for job in plan(quick(), figures=[4]) if job.kind == "pretrain"}
+    assert probe == {"probe-0"} and "probe-0" not in others and "a-1" in others
+
+
+def test_e_is_made_of_a():
+    jobs = {job.name: job for job in plan(quick(), configurations=["e"], seeds=1)}
+    assert jobs["finetune-e-0"].needs == ("pretrain-a-0",)
+    assert jobs["loss-e-0"].needs == ("pretrain-a-0",)
+    assert "needle-a-0" not in jobs
+
+
+def test_what_is_done_is_known_by_its_mark(tmp_path):
+    job = plan(quick())[0]
+    assert seconds_taken(tmp_path, job) is None
+    mark_done(tmp_path, job, 3.21)
+    assert seconds_taken(tmp_path, job) == 3.2
+
+
+def test_workers_share_the_time():
+    jobs = plan(quick())
+    one, two = (makespan(quick(), jobs, workers) for workers in (1, 2))
+    assert one == sum(quick().seconds[job.kind] for job in jobs)
+    assert 0.5 * one <= two < 0.6 * one
+
+
+def test_figures_are_read_as_people_write_them():
+    assert read_figures([]) is None
+    assert read_figures(["figure5", "C6", "fig 6", "2"]) == [2, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plan(quick(), configurations=["g"]), "one of a, b, c"),
+        (lambda: plan(quick(), configurations=["temprature"]), "did you mean 'temperature'"),
+        (lambda: plan(quick(), seeds=0), "at least 1"),
+        (lambda: read_figures(["figure9"]), "figure1 to figure8"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,48 @@
+"""Scalable-Softmax in any Hugging Face model: convert, verify, train, save, load.
+
+Names are loaded on first use, and Transformers with them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ssmax.hf.adapter import load as load
+    from ssmax.hf.adapter import save as save
+    from ssmax.hf.conversion import convert as convert
+    from ssmax.hf.conversion import revert as revert
+    from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
+    from ssmax.hf.training import anneal as anneal
+    from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
+    from ssmax.hf.training import param_groups as param_groups
+    from ssmax.hf.verification import verify as verify
+
+_HOME_OF = {
+    "anneal": "training",
+    "convert": "conversion",
+    "freeze_all_but_ssmax": "training",
+    "from_pretrained": "full_checkpoint",
+    "load": "adapter",
+    "param_groups": "training",
+    "revert": "conversion",
+    "save": "adapter",
+    "verify": "verification",
+}
+
+__all__ = [
+    "anneal",
+    "convert",
+    "freeze_all_but_ssmax",
+    "from_pretrained",
+    "load",
+    "param_groups",
+    "revert",
+    "save",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ssmax.hf' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ssmax.hf.{_HOME_OF[name]}"), name)

@@ -1,0 +1,118 @@
+"""s and b as a file of a few kilobytes, for any base: quantised, sharded, or somebody else's."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax._files import write_whole
+from ssmax.hf.conversion import KEY, Conversion, attention_modules, converted_modules
+from ssmax.hf.hook import ATTRIBUTE, install
+from ssmax.nn import SSMaxScale
+
+WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
+
+
+def save(model: nn.Module, folder: str | Path) -> None:
+    """Write a converted model's s and b, and how it was converted, into a folder."""
+    record = Conversion.of(model)
+    if record is None:
+        raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    require("safetensors", extra="lm", purpose="saving")
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{WEIGHTS}.partial"
+    save_file(ssmax_tensors(model), partial)
+    partial.replace(folder / WEIGHTS)
+    values = dataclasses.asdict(record) | {"model": type(model).__name__}
+    write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+
+
+def load(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Convert an unconverted base as it was stored and give it the stored s and b, in place."""
+    folder = Path(folder)
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+        raise ValueError(f"{folder} holds no adapter: {CONFIG} and {WEIGHTS} belong there")
+    require("safetensors", extra="lm", purpose="loading")
+    from safetensors.torch import load_file
+
+    values = json.loads((folder / CONFIG).read_text())
+    values.pop("model", None)
+    record = Conversion.from_dict(values)
+    if Conversion.of(model) is not None:
+        raise ValueError("load takes an unconverted base; ssmax.hf.revert makes it one")
+    tensors = load_file(folder / WEIGHTS)
+    attach(model, record)
+    try:
+        fill(model, tensors, what=str(folder))
+    except ValueError:
+        detach(model)
+        raise
+    return model
+
+
+def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """By their names in the model."""
+    found = {}
+    for name, module in converted_modules(model):
+        scale: Any = getattr(module, ATTRIBUTE)
+        for key, value in scale.state_dict().items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            found[f"{name}.{ATTRIBUTE}.{key}"] = whole.detach().cpu().contiguous()
+    return found
+
+
+def attach(model: nn.Module, record: Conversion) -> None:
+    """Convert exactly the layers of a record."""
+    known = dict(attention_modules(model, layers="all", attention="all"))
+    missing = [name for name in record.layers if name not in known]
+    if missing:
+        raise ValueError(
+            f"this {type(model).__name__} has no attention layer {missing[0]!r}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + "; the adapter is for another model"
+        )
+    from ssmax.hf.conversion import _check_model, _device_of, _num_heads
+
+    _check_model(model)
+    install()
+    for name in record.layers:
+        module = known[name]
+        scale = SSMaxScale(_num_heads(name, module), record.rule, record.train_length)
+        module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
+    config: Any = model.config
+    setattr(config, KEY, {**dataclasses.asdict(record), "layers": list(record.layers)})
+
+
+def detach(model: nn.Module) -> None:
+    """As if nothing had been attached."""
+    for _, module in list(converted_modules(model)):
+        delattr(module, ATTRIBUTE)
+    delattr(model.config, KEY)
+
+
+@torch.no_grad()
+def fill(model: nn.Module, tensors: dict[str, Tensor], *, what: str) -> None:
+    """Give every ssmax its values; one that is missing, too many or of another shape is named."""
+    wanted = ssmax_tensors(model)
+    missing = sorted(set(wanted) - set(tensors))
+    extra = sorted(set(tensors) - set(wanted))
+    shapes = [
+        f"{name} {tuple(tensors[name].shape)} instead of {tuple(wanted[name].shape)}"
+        for name in sorted(set(wanted) & set(tensors))
+        if tensors[name].shape != wanted[name].shape
+    ]
+    for words, names in (("lacks", missing), ("has too many:", extra), ("has", shapes)):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
+    for name, module in converted_modules(model):
+        scale: Any = getattr(module, ATTRIBUTE)
+        for key, value in scale.state_dict().items():
+            value.copy_(tensors[f"{name}.{ATTRIBUTE}.{key}"])

@@ -1,0 +1,268 @@
+"""Put an SSMax beside every chosen attention of a model, and take it away again."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax.hf.hook import ATTRIBUTE, OLDEST, install
+from ssmax.nn import RULES, SSMaxScale
+
+Init = Literal["identity", "paper", "anneal", "clamp"]
+INITS = ("identity", "paper", "anneal", "clamp")
+KEY = "ssmax"
+"""Where a model's config says how it was converted."""
+# Towers that look at pictures or listen: not the text whose length grows.
+_TOWERS = ("vision", "visual", "image", "audio", "speech", "video")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """How a model was converted; it goes with the model, as plain values."""
+
+    rule: str
+    init: str
+    train_length: int | None
+    layers: tuple[str, ...]
+    """Names of the attention modules that carry an ssmax."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Conversion | None":
+        """A model's own, or None."""
+        values = getattr(getattr(model, "config", None), KEY, None)
+        return None if values is None else cls.from_dict(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Conversion":
+        """Read back; what is unknown is an error, so that nothing is lost silently."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if set(values) != known:
+            odd = sorted(set(values) ^ known)
+            raise ValueError(f"the conversion of this checkpoint has other fields: {odd}")
+        return cls(**{**values, "layers": tuple(values["layers"])})
+
+
+def convert(
+    model: nn.Module,
+    *,
+    rule: str = "ssmax",
+    init: Init = "identity",
+    train_length: int | None = None,
+    bias: bool | None = None,
+    layers: str | Callable[[str, nn.Module], bool] = "full",
+    attention: Literal["self", "all"] = "self",
+) -> nn.Module:
+    """Scale the queries of a Hugging Face model by a factor of n, in place; the model.
+
+    `identity` starts at s = 0, b = 1: the same logits, bit for bit, until it is trained. `paper`
+    starts at s = L / log(L!) and no bias, for `train_length` L. `anneal` starts as identity and is
+    led to the paper's values by `ssmax.hf.anneal`. `clamp` learns nothing: max(1, log n / log L).
+
+    `layers` are the full attention ones, `all` with windowed ones, or those of which a function of
+    their name and module says True. `attention="all"` takes cross attention, encoders beside a
+    decoder and towers of pictures or sound as well.
+    """
+    _check_model(model)
+    rule, train_length = _check_choice(rule, init, train_length, bias)
+    if not callable(layers) and layers not in ("full", "all"):
+        raise ValueError(f"layers must be 'full', 'all' or a function, got {layers!r}")
+    if attention not in ("self", "all"):
+        raise ValueError(f"attention must be 'self' or 'all', got {attention!r}")
+    chosen = dict(attention_modules(model, layers=layers, attention=attention))
+    if not chosen:
+        raise ValueError(_nothing_found(model, layers, attention))
+    install()
+    for name, module in chosen.items():
+        scale = SSMaxScale(_num_heads(name, module), rule, train_length)
+        start(scale, init)
+        module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
+    record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
+    config: Any = model.config
+    setattr(config, KEY, {**dataclasses.asdict(record), "layers": list(record.layers)})
+    return model
+
+
+def revert(model: nn.Module) -> nn.Module:
+    """Softmax again, in place; the model as it was before, but for what training changed."""
+    record = Conversion.of(model)
+    if record is None:
+        raise ValueError(f"this {type(model).__name__} was not converted; there is nothing to undo")
+    for _, module in converted_modules(model):
+        delattr(module, ATTRIBUTE)
+    delattr(model.config, KEY)
+    return model
+
+
+def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Attention modules that carry an ssmax, by name."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, ATTRIBUTE, None), SSMaxScale):
+            yield name, module
+
+
+def attention_modules(
+    model: nn.Module,
+    *,
+    layers: str | Callable[[str, nn.Module], bool],
+    attention: str,
+) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that ask for their attention function where the hook is, and were asked for."""
+    routed = [(name, module) for name, module in model.named_modules() if _routes(type(module))]
+    if attention == "self":
+        routed = [(name, module) for name, module in routed if _is_self(name, module)]
+        # Beside a decoder, an encoder's length is not the one that grows.
+        decoders = [(name, module) for name, module in routed if _is_causal(module)]
+        routed = decoders or routed
+    for name, module in routed:
+        if (
+            layers(name, module)
+            if callable(layers)
+            else layers == "all" or window_of(module) is None
+        ):
+            yield name, module
+
+
+def start(scale: SSMaxScale, init: str) -> None:
+    """The first values of s and b where they are not the rule's own."""
+    with torch.no_grad():
+        if scale.rule == "ssmax_bias" and init in ("identity", "anneal"):
+            scale.scale.zero_()
+            scale.bias.fill_(1.0)
+
+
+def _check_model(model: nn.Module) -> None:
+    transformers = require("transformers", extra="hf", purpose="ssmax.hf")
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    if version < OLDEST:
+        raise ValueError(
+            f"Transformers {transformers.__version__} has no single place where attention is "
+            f"asked for; ssmax.hf needs {'.'.join(map(str, OLDEST))} or later"
+        )
+    if not isinstance(model, nn.Module) or not hasattr(model, "config"):
+        wrapped = getattr(model, "_orig_mod", None)
+        hint = "; convert before torch.compile" if wrapped is not None else ""
+        raise ValueError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("this model is compiled already; convert it before torch.compile")
+    if any(hasattr(module, "_fsdp_state") or type(module).__name__.startswith("FSDP")
+           for module in model.modules()):  # fmt: skip
+        raise ValueError("this model is sharded already; convert it before fully_shard or FSDP")
+    if Conversion.of(model) is not None:
+        raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
+
+
+def _check_choice(
+    rule: str, init: str, train_length: int | None, bias: bool | None
+) -> tuple[str, int | None]:
+    """The rule that the choice amounts to, and the length that it needs."""
+    if init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+    needs_length = init in ("paper", "anneal", "clamp") or RULES[rule].needs_length
+    if init == "identity" and rule in ("ssmax", "ssmax_bias"):
+        needs_length = False
+    if needs_length and train_length is None:
+        raise ValueError(
+            f"rule={rule!r} with init={init!r} needs train_length, the length that the model was "
+            "trained at (not max_position_embeddings, which may be longer); for example "
+            "train_length=4096"
+        )
+    if init == "clamp":
+        if rule not in ("ssmax", "qwen_logn"):
+            raise ValueError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
+        return "qwen_logn", train_length
+    if rule not in ("ssmax", "ssmax_bias"):
+        if init == "anneal" or bias is not None:
+            what = "init='anneal'" if init == "anneal" else "bias"
+            raise ValueError(f"{what} belongs to rule='ssmax', not to {rule!r}")
+        if init == "identity" and rule not in ("softmax", "temperature", "polylog", "probe"):
+            raise ValueError(
+                f"rule={rule!r} does not start where softmax is; pass init='paper' for its own "
+                "first values"
+            )
+        return rule, train_length
+    has_bias = init in ("identity", "anneal") if bias is None else bias
+    if rule == "ssmax_bias":
+        has_bias = True
+    if init in ("identity", "anneal") and not has_bias:
+        raise ValueError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
+    # The length of identity is not used: any that SSMaxScale takes will do.
+    return "ssmax_bias" if has_bias else "ssmax", train_length or 2
+
+
+def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
+    name = type(model).__name__
+    every = dict(attention_modules(model, layers="all", attention="all"))
+    if not every:
+        return (
+            f"{name} has its own attention that Transformers' interface does not reach, "
+            "so it cannot be converted"
+        )
+    return (
+        f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "
+        f"{len(every)} in all, such as {next(iter(every))!r}: try layers='all' or attention='all'"
+    )
+
+
+def _routes(kind: type[nn.Module]) -> bool:
+    """True where the module's own code asks for its attention function."""
+    if kind not in _routing:
+        try:
+            _routing[kind] = "get_interface(" in inspect.getsource(kind.forward)
+        except (OSError, TypeError):
+            _routing[kind] = False
+    return _routing[kind]
+
+
+_routing: dict[type, bool] = {}
+
+
+def _is_self(name: str, module: nn.Module) -> bool:
+    if any(tower in part for part in name.split(".") for tower in _TOWERS):
+        return False
+    is_cross = bool(getattr(module, "is_cross_attention", False))
+    last = name.rsplit(".", 1)[-1].lower()
+    return not (is_cross or "cross" in last or "encdec" in last or "encoder_attn" in last)
+
+
+def _is_causal(module: nn.Module) -> bool:
+    return bool(getattr(module, "is_causal", False))
+
+
+def window_of(module: nn.Module) -> int | None:
+    """The sliding window of an attention layer; None for full attention."""
+    if hasattr(module, "sliding_window"):
+        return _positive(module.sliding_window)
+    config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    window = _positive(getattr(config, "sliding_window", None))
+    kinds = getattr(config, "layer_types", None)
+    if kinds and isinstance(index, int) and index < len(kinds):
+        return window if "sliding" in kinds[index] else None
+    # Mistral's layers are all alike, and take the window from the config when they are called.
+    return window if "sliding_window" in inspect.getsource(type(module).forward) else None
+
+
+def _positive(window: Any) -> int | None:
+    is_one = isinstance(window, int) and not isinstance(window, bool) and window > 0
+    return window if is_one else None
+
+
+def _num_heads(name: str, module: nn.Module) -> int:
+    for owner in (module, getattr(module, "config", None)):
+        for attribute in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
+            found = getattr(owner, attribute, None)
+            if isinstance(found, int) and found > 0:
+                return found
+    raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    for tensor in (*module.parameters(), *module.buffers()):
+        if isinstance(tensor, Tensor):
+            return tensor.device
+    return torch.device("cpu")

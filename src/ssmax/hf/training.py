@@ -1,0 +1,67 @@
+"""What training a converted model needs: parameter groups, freezing, and the walk of `anneal`."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ssmax.hf.conversion import Conversion, converted_modules
+from ssmax.hf.hook import ATTRIBUTE
+from ssmax.ops.scale import initial_s
+
+
+def param_groups(
+    model: nn.Module, lr: float, ssmax_lr: float | None = None, *, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Groups for an optimizer: s and b with a learning rate of their own and no decay.
+
+    Adam moves a value by about its learning rate a step: at 1e-5 s hardly moves; 1e-3 is a good
+    first try.
+    """
+    _must_be_converted(model)
+    ours, matrices, others = [], [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            home = ours if f".{ATTRIBUTE}." in name else matrices if parameter.dim() > 1 else others
+            home.append(parameter)
+    groups = [
+        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
+        {"params": others, "lr": lr, "weight_decay": 0.0},
+        {"params": ours, "lr": lr if ssmax_lr is None else ssmax_lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
+    """Let s and b alone learn, in place; the model."""
+    _must_be_converted(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(f".{ATTRIBUTE}." in name)
+    return model
+
+
+@torch.no_grad()
+def anneal(model: nn.Module, progress: float, before: float) -> None:
+    """Lead s and b on from identity (0) towards the paper's start (1), from `before` to `progress`.
+
+    Along the line b falls from 1 to 0 while s rises from 0 to L / log(L!), so that the mean factor
+    stays 1. What training changed rides on top.
+    """
+    record = _must_be_converted(model)
+    if record.init != "anneal":
+        raise ValueError(f"this model was converted with init={record.init!r}, not 'anneal'")
+    if not 0.0 <= before <= progress <= 1.0:
+        raise ValueError(f"progress goes from 0 to 1 and never back, got {before} to {progress}")
+    assert record.train_length is not None
+    step = progress - before
+    for _, module in converted_modules(model):
+        scale: Any = getattr(module, ATTRIBUTE)
+        scale.scale.add_(step * initial_s(record.train_length))
+        scale.bias.sub_(step)
+
+
+def _must_be_converted(model: nn.Module) -> Conversion:
+    record = Conversion.of(model)
+    if record is None:
+        raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
+    return record

@@ -1,0 +1,353 @@
+"""Converted models: the same until trained, n right whoever calls, undone without a trace."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import CAUSAL, OTHERS, build, inputs_of, randomise, tokens_of
+
+import ssmax.hf
+from ssmax.hf.conversion import Conversion
+from ssmax.hf.hook import watched
+
+EVERY = [*CAUSAL, *OTHERS]
+# What the compiler imports is not ours.
+NO_NOISE = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+def left_padded(lengths=(11, 6)):
+    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        mask[row, -length:] = 1
+    return mask
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", EVERY)
+def test_identity_changes_no_bit_and_revert_leaves_no_trace(name):
+    model = build(name)
+    inputs = inputs_of(model, tokens_of(), left_padded())
+    before = model(**inputs).logits
+    keys = set(model.state_dict())
+    ssmax.hf.convert(model, layers="all", attention="all")
+    assert torch.equal(model(**inputs).logits, before)
+    assert ssmax.hf.verify(model).layers == len(Conversion.of(model).layers) > 0
+    randomise(model)
+    assert not torch.allclose(model(**inputs).logits, before, atol=1e-4)
+    assert ssmax.hf.revert(model) is model
+    assert torch.equal(model(**inputs).logits, before)
+    assert set(model.state_dict()) == keys and not hasattr(model.config, "ssmax")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("t5", "gemma3")])
+def test_weights_are_those_of_softmax_to_the_power_of_the_factor(name, padded):
+    """In the first layer the queries and keys are softmax's own, so its weights tell the logits.
+
+    softmax(f z) is proportional to softmax(z) ** f; n is the number of weights that are not 0. No
+    mask is read and nothing is counted by the code under test.
+    """
+    model = build(name)
+    model.set_attn_implementation("eager")
+    inputs = inputs_of(model, tokens_of(), left_padded() if padded else None)
+
+    def first_weights():
+        out = model(**inputs, output_attentions=True)
+        return (out.decoder_attentions if model.config.is_encoder_decoder else out.attentions)[0]
+
+    plain = first_weights().double()
+    randomise(ssmax.hf.convert(model, layers="all"))
+    found = first_weights().double()
+    first = next(module for _, module in ssmax.hf.conversion.converted_modules(model)).ssmax
+    n = (plain > 0).sum(-1, keepdim=True)
+    factor = first.scale.double().view(1, -1, 1, 1) * n.log() + first.bias.double().view(
+        1, -1, 1, 1
+    )
+    powers = torch.where(plain > 0, plain**factor, 0.0)
+    wanted = powers / powers.sum(-1, keepdim=True)
+    rows = left_padded().bool()[:, None, :, None] if padded else torch.ones(1, dtype=torch.bool)
+    torch.testing.assert_close(found * rows, wanted * rows, rtol=1e-4, atol=1e-6)
+    assert (found - plain).abs().max() > 0.02
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", EVERY)
+def test_sdpa_and_eager_agree_under_padding(name):
+    model = randomise(ssmax.hf.convert(build(name), layers="all", attention="all"))
+    mask = left_padded()
+    inputs = inputs_of(model, tokens_of(), mask)
+    outs = []
+    for implementation in ("sdpa", "eager"):
+        model.set_attn_implementation(implementation)
+        outs.append(model(**inputs).logits[mask.bool()])
+    torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", list(CAUSAL))
+def test_generation_from_unequal_prompts_is_that_of_each_alone(name, cache):
+    """Left-padded, cached and batched against one full forward a token, no cache, no padding."""
+    model = randomise(ssmax.hf.convert(build(name), layers="all"))
+    mask = left_padded((9, 4, 7))
+    tokens = tokens_of(3, 9) * mask
+    options = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(
+        tokens, attention_mask=mask, cache_implementation=cache, **options
+    )[:, 9:]  # fmt: skip
+    for row, length in enumerate((9, 4, 7)):
+        alone = tokens[row : row + 1, -length:]
+        for _ in range(6):
+            with torch.no_grad():
+                logits = model(input_ids=alone, use_cache=False).logits
+            alone = torch.cat((alone, logits[:, -1:].argmax(-1)), dim=1)
+        assert out[row].tolist() == alone[0, length:].tolist()
+
+
+@torch.no_grad()
+def test_any_split_into_chunks_gives_the_same_logits():
+    from transformers import DynamicCache
+
+    model = randomise(ssmax.hf.convert(build("llama").double()))
+    tokens = tokens_of(2, 12)
+    whole = model(input_ids=tokens, use_cache=False).logits
+    for sizes in ([5, 1, 6], [1] * 12, [11, 1]):
+        cache, parts = DynamicCache(config=model.config), []
+        for part in tokens.split(sizes, dim=1):
+            parts.append(model(input_ids=part, past_key_values=cache, use_cache=True).logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_row_does_not_depend_on_its_neighbours():
+    model = randomise(ssmax.hf.convert(build("llama").double()))
+    tokens, mask = tokens_of(), left_padded()
+    batch = model(input_ids=tokens, attention_mask=mask).logits[1, -6:]
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    right = model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits[1, -6:]
+    alone = model(input_ids=tokens[1:, -6:]).logits[0]
+    torch.testing.assert_close(right, alone, rtol=1e-9, atol=1e-10)
+    # Rotary attention knows differences of positions only (its tables are float32): with default
+    # positions, 0 to T - 1 in every row, n is the same.
+    torch.testing.assert_close(batch, alone, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_other_models_in_the_process_are_as_before():
+    model, other = build("llama"), build("llama")
+    tokens = tokens_of()
+    before = other(input_ids=tokens).logits
+    randomise(ssmax.hf.convert(model))
+    assert torch.equal(other(input_ids=tokens).logits, before)
+
+
+def test_a_copy_is_converted_too():
+    model = randomise(ssmax.hf.convert(build("llama")))
+    copied = copy.deepcopy(model)
+    tokens = tokens_of()
+    with torch.no_grad():
+        assert torch.equal(copied(input_ids=tokens).logits, model(input_ids=tokens).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_s_and_b_stay_float32(dtype):
+    model = randomise(ssmax.hf.convert(build("llama"))).to(dtype)
+    assert model.lm_head.weight.dtype == dtype
+    scale = model.model.layers[0].self_attn.ssmax
+    assert scale.scale.dtype == scale.bias.dtype == torch.float32
+    with torch.no_grad():
+        assert model(input_ids=tokens_of()).logits.isfinite().all()
+
+
+def test_gradients_reach_s_and_b_at_once():
+    model = ssmax.hf.convert(build("llama"))
+    tokens = tokens_of()
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    for name, parameter in model.named_parameters():
+        if ".ssmax." in name:
+            assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(reentrant):
+    gradients = []
+    for is_on in (False, True):
+        model = randomise(ssmax.hf.convert(build("llama"))).train()
+        if is_on:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        tokens = tokens_of()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        gradients.append(model.model.layers[0].self_attn.ssmax.scale.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+@NO_NOISE
+@torch.no_grad()
+def test_the_graph_is_whole_and_serves_every_length():
+    from torch._dynamo.testing import CompileCounter
+
+    model = randomise(ssmax.hf.convert(build("llama")))
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(model.forward, backend=counter, fullgraph=True, dynamic=True)
+    for length in (8, 12, 17, 31):
+        tokens = tokens_of(2, length)
+        out = compiled(input_ids=tokens, use_cache=False).logits
+        torch.testing.assert_close(out, model(input_ids=tokens, use_cache=False).logits)
+    assert counter.frame_count == 1
+
+
+def test_which_layers():
+    gemma = build("gemma3")
+    names = [name for name, _ in gemma.named_modules() if name.endswith("self_attn")]
+    chosen = ssmax.hf.convert(gemma, layers=lambda name, module: ".0." in name).config.ssmax
+    assert chosen["layers"] == names[:1]
+    ssmax.hf.revert(gemma)
+    assert len(ssmax.hf.convert(gemma, layers="all").config.ssmax["layers"]) == 2
+    bart = ssmax.hf.convert(build("bart"))
+    assert all(
+        "decoder" in name and "encoder_attn" not in name for name in bart.config.ssmax["layers"]
+    )
+    bart = ssmax.hf.convert(build("bart"), attention="all")
+    assert len(bart.config.ssmax["layers"]) == 6
+    bert = ssmax.hf.convert(build("bert"))
+    assert len(bert.config.ssmax["layers"]) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["temperature", "polylog", "probe", "softmax"])
+def test_rules_that_start_as_softmax(rule):
+    model = build("llama")
+    before = model(input_ids=tokens_of()).logits
+    ssmax.hf.convert(model, rule=rule, train_length=64)
+    torch.testing.assert_close(model(input_ids=tokens_of()).logits, before, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_paper_and_clamp_start_where_they_say():
+    model = ssmax.hf.convert(build("llama"), init="paper", train_length=1024)
+    scale = model.model.layers[0].self_attn.ssmax
+    assert scale.rule == "ssmax" and scale.scale[0].item() == pytest.approx(0.1685, abs=1e-4)
+    plain = build("llama")
+    before = plain(input_ids=tokens_of(1, 20)).logits
+    clamped = ssmax.hf.convert(plain, init="clamp", train_length=10)
+    after = clamped(input_ids=tokens_of(1, 20)).logits
+    assert torch.equal(after[:, :10], before[:, :10])
+    assert not torch.allclose(after[:, 11:], before[:, 11:], atol=1e-4)
+    assert not [name for name, _ in clamped.named_parameters() if ".ssmax." in name]
+
+
+def test_anneal_leads_from_identity_to_the_paper():
+    model = ssmax.hf.convert(build("llama"), init="anneal", train_length=1024)
+    scale = model.model.layers[0].self_attn.ssmax
+    with torch.no_grad():
+        scale.scale += 0.01  # what training did meanwhile
+    for step in range(10):
+        ssmax.hf.anneal(model, (step + 1) / 10, step / 10)
+    assert scale.scale[0].item() == pytest.approx(0.1685 + 0.01, abs=1e-4)
+    assert scale.bias[0].item() == pytest.approx(0.0, abs=1e-5)
+
+
+def test_groups_for_an_optimizer():
+    model = ssmax.hf.convert(build("llama"))
+    groups = ssmax.hf.param_groups(model, lr=2e-5, ssmax_lr=1e-3, weight_decay=0.1)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+    ours = {id(p) for n, p in model.named_parameters() if ".ssmax." in n}
+    (mine,) = [group for group in groups if {id(p) for p in group["params"]} & ours]
+    assert {id(p) for p in mine["params"]} == ours
+    assert (mine["lr"], mine["weight_decay"]) == (1e-3, 0.0)
+    ssmax.hf.freeze_all_but_ssmax(model)
+    assert {id(p) for p in model.parameters() if p.requires_grad} == ours
+
+
+@torch.no_grad()
+def test_a_watcher_sees_n_of_every_layer():
+    model = randomise(ssmax.hf.convert(build("mistral"), layers="all"))
+    seen = []
+    with watched(lambda module, n, query: seen.append(n.flatten().tolist())):
+        model(input_ids=tokens_of(1, 8))
+    assert seen == [[1, 2, 3, 4, 5, 6, 6, 6]] * 2
+    model(input_ids=tokens_of(1, 8))
+    assert len(seen) == 2
+
+
+def test_verify_finds_a_layer_that_is_not_reached():
+    model = ssmax.hf.convert(build("llama"))
+    layer = model.model.layers[1]
+    layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(ValueError, match=r"1 of 2 .*'model.layers.1.self_attn'"):
+        ssmax.hf.verify(model)
+
+
+def test_verify_finds_a_count_that_is_wrong(monkeypatch):
+    from ssmax.hf import hook
+
+    model = ssmax.hf.convert(build("llama"))
+    real = hook.visible_keys
+    monkeypatch.setattr(hook, "visible_keys", lambda *a: real(*a) + 1)
+    with pytest.raises(ValueError, match=r"counts n = \[2, 3"):
+        ssmax.hf.verify(model)
+
+
+BAD = {
+    "no model": (lambda m: ssmax.hf.convert("gpt2"), "takes a model of Transformers, got str"),
+    "no config": (lambda m: ssmax.hf.convert(torch.nn.Linear(2, 2)), "got Linear"),
+    "twice": (lambda m: ssmax.hf.convert(ssmax.hf.convert(m)), "converted already"),
+    "compiled": (lambda m: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
+    "paper": (lambda m: ssmax.hf.convert(m, init="paper"), "needs train_length"),
+    "clamp": (lambda m: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
+    "anneal": (lambda m: ssmax.hf.convert(m, init="anneal"), "needs train_length"),
+    "init": (lambda m: ssmax.hf.convert(m, init="zero"), "init must be one of identity, paper"),
+    "rule": (lambda m: ssmax.hf.convert(m, rule="softmx"), "rule must be one of"),
+    "no identity": (
+        lambda m: ssmax.hf.convert(m, rule="sqrt_log", train_length=64),
+        "does not start where softmax is",
+    ),
+    "identity without bias": (lambda m: ssmax.hf.convert(m, bias=False), "needs the bias"),
+    "bias of another rule": (
+        lambda m: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
+    ),
+    "layers": (lambda m: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
+    "attention": (lambda m: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
+    "no layer": (lambda m: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
+    "length": (lambda m: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
+    "own attention": (
+        lambda m: ssmax.hf.convert(own_attention()), "has its own attention",
+    ),
+    "verify": (lambda m: ssmax.hf.verify(m), "is not converted"),
+    "revert": (lambda m: ssmax.hf.revert(m), "was not converted"),
+    "groups": (lambda m: ssmax.hf.param_groups(m, 1e-4), "is not converted"),
+    "freeze": (lambda m: ssmax.hf.freeze_all_but_ssmax(m), "is not converted"),
+    "save": (lambda m: ssmax.hf.save(m, "x"), "is not converted"),
+    "anneal of identity": (
+        lambda m: ssmax.hf.anneal(ssmax.hf.convert(m), 1.0, 0.0), "not 'anneal'",
+    ),
+    "back": (
+        lambda m: ssmax.hf.anneal(ssmax.hf.convert(m, init="anneal", train_length=8), 0.1, 0.5),
+        "never back",
+    ),
+}  # fmt: skip
+
+
+def own_attention():
+    import transformers as tf
+
+    config = tf.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=99)
+    return tf.BloomForCausalLM(config)
+
+
+@NO_NOISE
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_clear_error(name):
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        call(build("llama"))
+
+
+def test_a_head_count_that_is_wrong_is_said_when_it_is_met():
+    model = ssmax.hf.convert(build("llama"))
+    from ssmax.nn import SSMaxScale
+
+    model.model.layers[0].self_attn.ssmax = SSMaxScale(3, "ssmax_bias", 8)
+    with pytest.raises(ValueError, match="4 query heads here, its ssmax was made for 3"):
+        model(input_ids=tokens_of())

@@ -1,0 +1,103 @@
+"""Nothing is lost silently: adapters, whole checkpoints, and what is missing in them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import build, inputs_of, randomise, tokens_of
+
+import ssmax.hf
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "bart"])
+def test_an_adapter_is_a_few_kilobytes_for_any_base(name, tmp_path):
+    model = randomise(ssmax.hf.convert(build(name), attention="all"))
+    ssmax.hf.save(model, tmp_path / "adapter")
+    size = sum(path.stat().st_size for path in (tmp_path / "adapter").iterdir())
+    assert size < 8_000
+    loaded = ssmax.hf.load(build(name), tmp_path / "adapter")
+    inputs = inputs_of(model, tokens_of())
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    assert loaded.config.ssmax == model.config.ssmax
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "bart", "qwen3"])
+def test_a_whole_checkpoint_comes_back_bit_for_bit(name, tmp_path):
+    model = randomise(ssmax.hf.convert(build(name)))
+    model.save_pretrained(tmp_path)
+    loaded = ssmax.hf.from_pretrained(tmp_path).eval()
+    assert type(loaded) is type(model)
+    inputs = inputs_of(model, tokens_of())
+    assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+    ssmax.hf.verify(loaded)
+    # And again, from what was loaded.
+    loaded.save_pretrained(tmp_path / "again")
+    again = ssmax.hf.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+def test_in_bfloat16_s_stays_float32(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    model.save_pretrained(tmp_path)
+    loaded = ssmax.hf.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    scale = loaded.model.layers[0].self_attn.ssmax.scale
+    assert loaded.lm_head.weight.dtype == torch.bfloat16 and scale.dtype == torch.float32
+    assert torch.equal(scale, model.model.layers[0].self_attn.ssmax.scale)
+
+
+def test_what_lacks_an_s_is_refused_by_its_name(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.1.self_attn.ssmax.scale"
+    without = {key: value for key, value in weights.items() if key != name}
+    save_file(without, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=f"lacks {name}"):
+        ssmax.hf.from_pretrained(tmp_path)
+
+
+def test_a_plain_model_is_no_converted_one(tmp_path):
+    build("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no converted model"):
+        ssmax.hf.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds no adapter"):
+        ssmax.hf.load(build("llama"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop(next(iter(w))), "lacks"),
+        (lambda w: w.update(more=torch.zeros(4)), "has too many: more"),
+        (lambda w: w.update({next(iter(w)): torch.zeros(7)}), r"\(7,\) instead of \(4,\)"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_named_and_leaves_no_trace(tmp_path, change, message):
+    ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
+    weights = load_file(tmp_path / "ssmax.safetensors")
+    change(weights)
+    save_file(weights, tmp_path / "ssmax.safetensors")
+    base = build("llama")
+    with pytest.raises(ValueError, match=message):
+        ssmax.hf.load(base, tmp_path)
+    assert not hasattr(base.config, "ssmax")
+    ssmax.hf.convert(base)
+
+
+def test_an_adapter_for_another_model_is_refused(tmp_path):
+    ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
+    with pytest.raises(ValueError, match="for another model"):
+        ssmax.hf.load(build("gpt2"), tmp_path)
+    with pytest.raises(ValueError, match="takes an unconverted base"):
+        ssmax.hf.load(ssmax.hf.convert(build("llama")), tmp_path)
+
+
+def test_a_record_with_unknown_fields_is_refused(tmp_path):
+    ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
+    values = json.loads((tmp_path / "ssmax.json").read_text())
+    (tmp_path / "ssmax.json").write_text(json.dumps({**values, "shape": "round"}))
+    with pytest.raises(ValueError, match=r"other fields: \['shape'\]"):
+        ssmax.hf.load(build("llama"), tmp_path)

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ssmax.data.qa import IGNORE
 from ssmax.lm import LM
 from ssmax.ops.loss import linear_cross_entropy
 from ssmax.train.config import RunConfig
@@ -28,6 +29,10 @@ class Loss(nn.Module):
     ) -> Tensor:
         """The sum over all targets that count; cu_seqlens bounds what attends to each other."""
         hidden_BTC = self.model.hidden(inputs_BT, cu_seqlens=cu_seqlens)
+        if cu_seqlens is not None:
+            # Of packed questions only the answers count: a tenth of the head's work or less.
+            counts_BT = targets_BT != IGNORE
+            hidden_BTC, targets_BT = hidden_BTC[counts_BT], targets_BT[counts_BT]
         return linear_cross_entropy(hidden_BTC, self.model.head.weight, targets_BT, reduction="sum")
 
 

@@ -84,7 +84,7 @@ def quick() -> TrainConfig:
         schedule=ScheduleConfig(warmup_steps=50),
         run=RunConfig(
             recipe="quick",
-            steps=1200,
+            steps=1000,
             batch_size=32,
             micro_batch=32,
             precision="float32",
@@ -126,7 +126,7 @@ def finetuning_of(
     return config.replaced(
         {
             "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,
-            "run.steps": (3 if is_quick else 10) * epoch,
+            "run.steps": (5 if is_quick else 10) * epoch,
             "run.checkpoint_every": epoch,
             "run.validate_every": epoch,
             **changes,

@@ -16,6 +16,7 @@ from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import (
     ROWS_PER_BLOCK,
     Span,
+    Visibility,
     row_blocks,
     values_are_readable,
     visibility,
@@ -32,6 +33,8 @@ FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", 
 
 # On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.
 CUDA_MASK_ELEMENTS = 1 << 28
+# Documents are padded to one length where that makes the row at most so many times longer.
+MOST_PADDING = 2.5
 
 
 def attend(call: Call, kernel: str | None) -> Tensor:
@@ -39,7 +42,10 @@ def attend(call: Call, kernel: str | None) -> Tensor:
     sight = call.sight
     if not call.needs_mask and (call.on_gpu or _is_fused_on_cpu(call)):
         return _run(call, kernel, is_causal=sight.is_plain_causal)
-    if sight.cu_seqlens is not None and (documents := _documents(call)) is not None:
+    if sight.cu_seqlens is not None and (bounds := _document_bounds(call)) is not None:
+        if _fit_a_batch(call, bounds):
+            return _as_batch(call, kernel, bounds)
+        documents = [_document(call, a, b) for a, b in bounds]
         return torch.cat([attend(document, kernel) for document in documents], dim=2)
     blocks = [_run_rows(call, kernel, rows) for rows in _row_blocks(call)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
@@ -143,8 +149,8 @@ def _row_blocks(call: Call) -> Iterator[Span]:
     return row_blocks(call.sight.num_queries, max(ROWS_PER_BLOCK, CUDA_MASK_ELEMENTS // elements))
 
 
-def _documents(call: Call) -> list[Call] | None:
-    """One call per packed document, where its bounds can be read and nothing else cuts across."""
+def _document_bounds(call: Call) -> list[Span] | None:
+    """Of the packed documents, where they can be read and nothing else cuts across."""
     sight = call.sight
     assert sight.cu_seqlens is not None
     square = sight.num_queries == sight.num_keys
@@ -152,20 +158,60 @@ def _documents(call: Call) -> list[Call] | None:
         return None
     if not values_are_readable(sight.cu_seqlens):
         return None
-    bounds = sight.cu_seqlens.tolist()
-    return [
-        replace(
-            call,
-            q_BHTD=call.q_BHTD[:, :, a:b],
-            k_BGSD=call.k_BGSD[:, :, a:b],
-            v_BGSD=call.v_BGSD[:, :, a:b],
-            sight=visibility(
-                b - a, b - a, is_causal=sight.is_causal, window=sight.window, device=sight.device
-            ),
-        )
-        for a, b in itertools.pairwise(bounds)
-        if b > a
-    ]
+    return [(a, b) for a, b in itertools.pairwise(sight.cu_seqlens.tolist()) if b > a]
+
+
+def _document(call: Call, start: int, stop: int) -> Call:
+    """Attention within one document."""
+    return replace(
+        call,
+        q_BHTD=call.q_BHTD[:, :, start:stop],
+        k_BGSD=call.k_BGSD[:, :, start:stop],
+        v_BGSD=call.v_BGSD[:, :, start:stop],
+        sight=_sight_of(call, stop - start),
+    )
+
+
+def _sight_of(call: Call, length: int) -> Visibility:
+    sight = call.sight
+    return visibility(
+        length, length, is_causal=sight.is_causal, window=sight.window, device=sight.device
+    )
+
+
+def _fit_a_batch(call: Call, bounds: list[Span]) -> bool:
+    """True where many documents are alike enough to be padded to one length.
+
+    Only causal ones: there what pads a document's end is hidden from it as it stands.
+    """
+    lengths = [stop - start for start, stop in bounds]
+    is_worth_it = len(lengths) * max(lengths) <= MOST_PADDING * sum(lengths)
+    return call.q_BHTD.shape[0] == 1 and call.sight.is_causal and len(lengths) > 2 and is_worth_it
+
+
+def _as_batch(call: Call, kernel: str | None, bounds: list[Span]) -> Tensor:
+    """The documents of a row side by side: one call instead of one for each."""
+    longest = max(stop - start for start, stop in bounds)
+    starts, stops = torch.tensor(bounds, device=call.q_BHTD.device).unbind(1)
+    place_NL = starts.unsqueeze(1) + torch.arange(longest, device=starts.device)
+    is_real_NL = place_NL < stops.unsqueeze(1)
+    # What pads a document is some token of the row; none of its queries sees it.
+    place = place_NL.clamp_max(call.sight.num_keys - 1).flatten()
+
+    def rows(x_BHTD: Tensor) -> Tensor:
+        x_THD = x_BHTD[0].transpose(0, 1)
+        return x_THD.index_select(0, place).unflatten(0, (-1, longest)).transpose(1, 2)
+
+    batch = replace(
+        call,
+        q_BHTD=rows(call.q_BHTD),
+        k_BGSD=rows(call.k_BGSD),
+        v_BGSD=rows(call.v_BGSD),
+        sight=_sight_of(call, longest),
+    )
+    out_NLHD = attend(batch, kernel).transpose(1, 2)
+    real = is_real_NL.flatten().nonzero().squeeze(1)
+    return out_NLHD.flatten(0, 1).index_select(0, real).transpose(0, 1).unsqueeze(0)
 
 
 def why_not(call: Call, kernel: str) -> str | None:

@@ -108,7 +108,7 @@ def test_the_mathematics_holds_without_any_measurement():
 
 @pytest.mark.parametrize(
     ("seeds", "basis"),
-    [(1, "bootstrap over 12 documents, one seed"), (2, "mean of 2 seeds"), (3, "3 seeds")],
+    [(1, "bootstrap over 12 documents, one seed"), (2, "the hull of 2 seeds"), (3, "3 seeds")],
 )
 def test_the_interval_says_what_it_is_over(seeds, basis):
     found = judge(findings(seeds=seeds), HERE)
@@ -160,3 +160,22 @@ def test_the_page_is_told_everything_that_was_measured():
     assert [claim["id"] for claim in values["claims"]] == [f"C{n}" for n in range(1, 9)]
     nothing = payload(dataclasses.replace(Findings(study=found.study)), static={})
     assert nothing["figures"] == {} and nothing["claims"][4]["verdict"] == "not measured"
+
+
+def test_two_seeds_that_disagree_decide_nothing():
+    found = findings(seeds=2)
+    for score in found.scores["b"], found.scores["a"]:
+        score[1] = [
+            dataclasses.replace(one, number_scores=[[1.0 - one.number_scores[0][0], 0.0]] * 2)
+            for one in score[1]
+        ]
+    text = "the top needle score of (b) is above that of (a)"
+    assert verdicts(findings(seeds=2))[text] == "supported"
+    assert verdicts(found)[text] == "not resolved"
+
+
+def test_the_first_value_of_the_probe_has_no_part_in_its_shape():
+    """n = 1 has no gradient: p_1 stays where it began, far off any curve."""
+    found = findings()
+    found.tables[0][0] = 50.0
+    assert verdicts(found)["log n fits the learnt p_n better than n does"] == "supported"

@@ -11,6 +11,19 @@ CLAIMS = {
     "C8": "So it is in a hundred trials with random needles, and the answers follow.",
 }
 
+NOTES = {
+    "quick": (
+        "The quick study: a model of 250 thousand parameters, two million tokens, one or two "
+        "seeds. It takes the paper's path step by step and says what comes out at that size; it "
+        "cannot speak for models six hundred times larger. The gpu and paper presets can."
+    ),
+    "gpu": (
+        "The paper's model on a sixteenth of its batch and some hundred steps, where it took many "
+        "thousands: the verdicts are those of so little training."
+    ),
+}
+"""What a preset's verdicts can and cannot tell."""
+
 CAPTIONS = {
     "1": (
         "Largest output for an input of -2 everywhere but the last, which is 3. The "
@@ -19,7 +32,8 @@ CAPTIONS = {
     "2": (
         "The probe: softmax((s p_n + b) z) with p_n free for every n. The paper: after "
         "training p_n is close to a1 log n + a2. Only the shape can be compared: s and b "
-        "absorb the rest."
+        "absorb the rest. p_1 is left out: a single key has weight 1 whatever it is, so it "
+        "never learns."
     ),
     "3": (
         "Output of z_max in (0, 1/(n-2), ..., 1, z_max). The paper: softmax needs an ever"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss
-from ssmax.report.fits import fit_shapes, softmax_largest
+from ssmax.report.fits import fit_table, softmax_largest
 from ssmax.report.style import look, new_figure
 
 FIGURE_1_S = 0.43
@@ -37,9 +37,9 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
     """C2: the learnt p_n against n, with a1 log n + a2 and its R^2; one table for each seed."""
     figure, axis = new_figure()
     for name, table in tables.items():
-        n = np.arange(1, len(table) + 1)
-        axis.plot(n, table, ".", markersize=2, alpha=0.6, label=f"p_n, {name}")
-        (log_fit,) = (fit for fit in fit_shapes(n.tolist(), table) if fit.name == "log n")
+        n = np.arange(2, len(table) + 1)
+        axis.plot(n, table[1:], ".", markersize=2, alpha=0.6, label=f"p_n, {name}")
+        (log_fit,) = (fit for fit in fit_table(table) if fit.name == "log n")
         label = f"{log_fit.a1:.3g} log n + {log_fit.a2:.3g}, R$^2$ = {log_fit.r2:.3f}"
         axis.plot(n, log_fit.curve, color="#D55E00", label=label)
     axis.set(xlabel="number of keys n", ylabel="learnt p_n")

@@ -26,7 +26,7 @@ const outputAxis = () => ({ label: "output of z_max", kind: "linear", domain: [0
 const kinds = ["linear", "log"];
 const byLook = (curves, change) =>
   Object.entries(curves).map(([name, data]) => ({ ...look(name), ...change(data, name) }));
-const ranks = (values) => values.map((_, i) => i + 1);
+const ranks = (values, first = 1) => values.map((_, i) => i + first);
 function markersKey() {
   const parts = Object.entries(SHAPES).map(([word, shape]) => {
     const drawn = shapeOf(shape, 6, 6, 4, "var(--quiet)");
@@ -66,7 +66,7 @@ const PLOTS = {
   },
 
   figure2(box) {
-    const { tables, fits = {} } = payload.figures[2];
+    const { tables, fits = {}, first = 1 } = payload.figures[2];
     const seeds = Object.keys(tables);
     const palette = ["#D55E00", "#0072B2", "#009E73", "#CC79A7"];
     const learnt = (seed, colour) => ({
@@ -75,7 +75,7 @@ const PLOTS = {
       colour,
       line: false,
       dots: 1.8,
-      x: ranks(tables[seed]),
+      x: ranks(tables[seed], first),
       y: tables[seed],
     });
     const fitted = (seed, fit, colour, dash) => ({
@@ -83,7 +83,7 @@ const PLOTS = {
       label: `${fit.name}, R\u00b2 = ${fit.r2 === null ? "\u2013" : fit.r2.toFixed(4)}`,
       colour: paint(colour),
       dash,
-      x: ranks(fit.curve),
+      x: ranks(fit.curve, first),
       y: fit.curve,
     });
     // The paper's own shape is shown at first, its rivals when asked for.

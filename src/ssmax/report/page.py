@@ -147,6 +147,7 @@ training length {number(payload["train_length"])}</p>
 our own, and what came of it.</p>
 <p class="formula">softmax(<b>z</b>) &rarr; softmax((<i>s</i> log <i>n</i>) <b>z</b>)</p>
 <ul class="counts" aria-label="Verdicts">{counts}</ul>
+{f'<p class="note">{escape(payload["note"])}</p>' if payload.get("note") else ""}
 </header>"""
 
 

@@ -88,9 +88,11 @@ def figure1_table(payload: Mapping[str, Any]) -> str:
 def figure2_table(payload: Mapping[str, Any]) -> str:
     """The learnt table of each seed, and how well each shape fits it."""
     data = payload["figures"]["2"]
-    places = thin(range(1, max(len(values) for values in data["tables"].values()) + 1))
+    first = data.get("first", 1)
+    last = first + max(len(values) for values in data["tables"].values())
+    places = thin(range(first, last))
     rows = [
-        [number(n), *(number(dict(enumerate(p, 1)).get(n)) for p in data["tables"].values())]
+        [number(n), *(number(dict(enumerate(p, first)).get(n)) for p in data["tables"].values())]
         for n in places
     ]
     learnt = table(["n", *(f"p<sub>n</sub>, {escape(seed)}" for seed in data["tables"])], rows)

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, overall
+from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, NOTES, overall
 from ssmax.report.figures import accuracy_map, said_word, top_score
 from ssmax.report.findings import BySeed, Findings
-from ssmax.report.fits import fit_shapes
+from ssmax.report.fits import fit_table
 from ssmax.report.style import LOOKS
 
 Item = TypeVar("Item")
@@ -33,6 +33,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     return {
         "title": "Scalable-Softmax, reproduced",
         "preset": preset,
+        "note": NOTES.get(preset, ""),
         "train_length": findings.train_length,
         "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
         "claims": claims(findings),
@@ -127,12 +128,11 @@ def _curves(curves: dict[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, An
 def _figure2(findings: Findings) -> dict[str, Any]:
     tables, fits = {}, {}
     for seed, table in findings.tables.items():
-        tables[f"seed {seed}"] = _short(table)
+        tables[f"seed {seed}"] = _short(table[1:])
         fits[f"seed {seed}"] = [
-            {**dataclasses.asdict(fit), "curve": _short(fit.curve)}
-            for fit in fit_shapes(range(1, len(table) + 1), table)
+            {**dataclasses.asdict(fit), "curve": _short(fit.curve)} for fit in fit_table(table)
         ]
-    return {"tables": tables, "fits": fits}
+    return {"tables": tables, "fits": fits, "first": 2}
 
 
 def _figure6(findings: Findings) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import numpy as np
 from ssmax.records import Comparison, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last, top_score
 from ssmax.report.findings import Findings
-from ssmax.report.fits import fit_shapes, softmax_largest
-from ssmax.study.statistics import Interval, Side, exact, over_items, over_seeds
+from ssmax.report.fits import fit_table, softmax_largest
+from ssmax.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
 
 CONTROL = "temperature"
 NEAR_NATS = 0.02
@@ -93,11 +93,10 @@ def _claim_2(findings: Findings) -> list[Result]:
     for rival in ("n", "sqrt n"):
         squares: dict[str, Items] = {"log n": {}, rival: {}}
         for seed, table in findings.tables.items():
-            n = list(range(1, len(table) + 1))
-            for fit in fit_shapes(n, table):
+            for fit in fit_table(table):
                 if fit.name in squares:
-                    off = np.asarray(table) - np.asarray(fit.curve)
-                    squares[fit.name][seed] = (off**2 / np.var(table)).tolist()
+                    off = np.asarray(table[1:]) - np.asarray(fit.curve)
+                    squares[fit.name][seed] = (off**2 / np.var(table[1:])).tolist()
         interval = _interval(squares["log n"], squares[rival], what="values of n")
         text = f"log n fits the learnt p_n better than {rival} does"
         results.append(("C2", text, interval, "of the variance", interval.verdict("below"), False))
@@ -273,5 +272,4 @@ def _interval(first: Items, second: Items, *, what: str) -> Interval:
             [float(np.mean(first[seed])) for seed in seeds],
             [float(np.mean(second[seed])) for seed in seeds],
         )
-    means = [np.mean([side[seed] for seed in seeds], axis=0).tolist() for side in (first, second)]
-    return over_items(*means, what=what, num_seeds=len(seeds))
+    return hull([over_items(first[seed], second[seed], what=what) for seed in seeds])

@@ -2,7 +2,7 @@
 
 Over three seeds or more the interval is that of the paired differences between seeds (Student's t).
 With fewer it is a paired bootstrap over test documents or trials, and says so: it knows nothing of
-what another seed would have given.
+what another seed would have given. Of two seeds both must agree.
 """
 
 from collections.abc import Sequence
@@ -68,17 +68,9 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def over_items(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    what: str,
-    num_seeds: int = 1,
-    seed: int = 0,
+    first: Sequence[float], second: Sequence[float], *, what: str, seed: int = 0
 ) -> Interval:
-    """One value for each document or trial, the same ones in the same order.
-
-    With two seeds a value is their mean; the interval still knows documents or trials only.
-    """
+    """One value for each document or trial, the same ones in the same order; one seed of each."""
     differences = _differences(first, second)
     if differences.size < 2:
         raise ValueError(f"a bootstrap needs at least 2 {what}, got {differences.size}")
@@ -93,8 +85,22 @@ def over_items(
         effect=float(differences.mean()),
         low=float(low),
         high=float(high),
-        basis=f"bootstrap over {differences.size} {what}, "
-        + ("one seed" if num_seeds == 1 else f"mean of {num_seeds} seeds"),
+        basis=f"bootstrap over {differences.size} {what}, one seed",
+    )
+
+
+def hull(intervals: Sequence[Interval]) -> Interval:
+    """Two seeds, each with its own interval: the mean effect, and all that either allows.
+
+    So seeds that disagree decide nothing, however many documents they were measured on.
+    """
+    if len(intervals) == 1:
+        return intervals[0]
+    return Interval(
+        effect=float(np.mean([one.effect for one in intervals])),
+        low=min(one.low for one in intervals),
+        high=max(one.high for one in intervals),
+        basis=intervals[0].basis.replace("one seed", f"the hull of {len(intervals)} seeds"),
     )
 
 

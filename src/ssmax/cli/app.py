@@ -181,6 +181,44 @@ def report(
 
 
 @app.command()
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
+    init: Annotated[
+        str, typer.Option(help="identity, paper, anneal or clamp: where s and b start.")
+    ] = "identity",
+    train_length: Annotated[
+        int | None, typer.Option(help="The length the model was trained at.")
+    ] = None,
+    rule: Annotated[str, typer.Option(help="Any rule of the family.")] = "ssmax",
+    bias: Annotated[
+        bool | None, typer.Option("--bias/--no-bias", help="By default as init needs it.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="full: those without a window; or all.")] = "full",
+    attention: Annotated[str, typer.Option(help="self, or all: cross attention too.")] = "self",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
+    ] = False,
+    json_: Json = False,
+) -> None:
+    """Give a Hugging Face model Scalable-Softmax, verified, ready to train."""
+    from ssmax.cli.convert import convert_shown
+
+    convert_shown(
+        model,
+        out,
+        rule=rule,
+        init=init,
+        train_length=train_length,
+        bias=bias,
+        layers=layers,
+        attention=attention,
+        adapter=adapter,
+        as_json=json_,
+    )
+
+
+@app.command()
 def doctor(json_: Json = False) -> int:
     """What this machine has: torch, device, kernels, extras, disk; and what each lacks."""
     from ssmax.cli.doctor import doctor_shown

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ssmax.hf.adapter import save as save
     from ssmax.hf.conversion import convert as convert
     from ssmax.hf.conversion import revert as revert
+    from ssmax.hf.foreign import adopt as adopt
     from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
     from ssmax.hf.training import anneal as anneal
     from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ssmax.hf.verification import verify as verify
 
 _HOME_OF = {
+    "adopt": "foreign",
     "anneal": "training",
     "convert": "conversion",
     "freeze_all_but_ssmax": "training",
@@ -30,6 +32,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "adopt",
     "anneal",
     "convert",
     "freeze_all_but_ssmax",

@@ -22,7 +22,8 @@ def from_pretrained(folder: str | Path, **options: Any):
     if values is None:
         raise ValueError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; load it with "
-            "Transformers, or an adapter with ssmax.hf.load"
+            "Transformers, then an adapter with ssmax.hf.load, or an s of another name with "
+            "ssmax.hf.adopt"
         )
     record = Conversion.from_dict(values)
     kind = _class_of(transformers, config, folder)

@@ -102,7 +102,7 @@ def quick() -> Study:
         papers_needle_trials=10,
         fading_documents=8,
         batch=10,
-        seconds={"data": 8, "pretrain": 75, "finetune": 98, "loss": 5, "needle": 14},
+        seconds={"data": 9, "pretrain": 76, "finetune": 96, "loss": 4, "needle": 10},
         measured_on="two cores of a server CPU",
         workers_per_core=True,
     )

@@ -1,0 +1,93 @@
+"""Checkpoints that already carry an s, by other names: taken over, or refused with the reason."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax.hf.adapter import attach, detach, fill
+from ssmax.hf.conversion import Conversion, attention_modules
+from ssmax.hf.hook import ATTRIBUTE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dialect:
+    """How others call s."""
+
+    suffix: str
+    """The last part of the tensor's name, beside the attention's own weights."""
+    whose: str
+    why_not: str = ""
+    """What is unclear about it; "" where it is the paper's s of s log n."""
+
+
+DIALECTS = (
+    Dialect(suffix="ssmax_scale", whose="OLMo-core"),
+    Dialect(suffix="softmax_scaler", whose="Dragon"),
+    Dialect(
+        suffix="ssmax_s",
+        whose="Step-5",
+        why_not="no public code applies it, so neither its log nor its n is known",
+    ),
+)
+
+
+def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
+    """Convert a model, in place, by the s that its checkpoint carries under another name.
+
+    `folder` holds the checkpoint's safetensors. Transformers loads such a model as plain softmax
+    and reports the tensors as unexpected; this gives them their place.
+    """
+    return adopt_tensors(model, find(Path(folder)), what=str(folder))
+
+
+def adopt_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> nn.Module:
+    """The same for tensors by their names in the checkpoint."""
+    known = dict(attention_modules(model, layers="all", attention="all"))
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        owner, _, suffix = name.rpartition(".")
+        dialect = next(one for one in DIALECTS if one.suffix == suffix)
+        if dialect.why_not:
+            raise ValueError(f"{what} holds {dialect.whose}'s {name}: {dialect.why_not}")
+        places = [place for place in known if place == owner or place.endswith(f".{owner}")]
+        if len(places) != 1:
+            raise ValueError(f"{what} holds {name}, but the model has no attention layer {owner!r}")
+        renamed[f"{places[0]}.{ATTRIBUTE}.scale"] = tensor.flatten().float()
+    if not renamed:
+        names = ", ".join(one.suffix for one in DIALECTS)
+        raise ValueError(f"{what} carries no s by any name that is known: {names}")
+    layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.scale" in renamed)
+    # The length is only for an s that has yet to begin.
+    attach(model, Conversion(rule="ssmax", init="paper", train_length=2, layers=layers))
+    try:
+        fill(model, renamed, what=what)
+    except ValueError:
+        detach(model)
+        raise
+    return model
+
+
+def find(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint whose names are known for an s."""
+    require("safetensors", extra="lm", purpose="reading checkpoints")
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        files = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no .safetensors")
+    suffixes = {dialect.suffix for dialect in DIALECTS}
+    found = {}
+    for name in files:
+        with safe_open(folder / name, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                if key.rpartition(".")[2] in suffixes:
+                    found[key] = file.get_tensor(key)
+    return found

@@ -351,3 +351,45 @@ def test_a_head_count_that_is_wrong_is_said_when_it_is_met():
     model.model.layers[0].self_attn.ssmax = SSMaxScale(3, "ssmax_bias", 8)
     with pytest.raises(ValueError, match="4 query heads here, its ssmax was made for 3"):
         model(input_ids=tokens_of())
+
+
+def test_models_that_share_a_config_are_converted_one_by_one():
+    import transformers as tf
+
+    config = build("llama").config
+    one, two = (tf.LlamaForCausalLM(config).eval() for _ in range(2))
+    ssmax.hf.convert(one)
+    with pytest.raises(ValueError, match="is not converted"):
+        ssmax.hf.verify(two)
+    with pytest.raises(ValueError, match="is not converted"):
+        ssmax.hf.freeze_all_but_ssmax(two)
+    ssmax.hf.convert(two)
+    ssmax.hf.revert(one)
+    assert ssmax.hf.verify(two).layers == 2
+
+
+def test_verify_finds_an_ssmax_that_was_lost():
+    model = ssmax.hf.convert(build("llama"))
+    del model.model.layers[1].self_attn.ssmax
+    with pytest.raises(ValueError, match="model.layers.1.self_attn"):
+        ssmax.hf.verify(model)
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "wanted"),
+    [
+        (None, {}, [2, 3, 3, 3, 3, 2]),
+        ([[0, 0, 0, 1, 1, 1]], {}, [2, 3, 2]),
+        (None, {"cu_seq_lens_q": [0, 3, 6], "cu_seq_lens_k": [0, 3, 6]}, [2, 3, 2, 2, 3, 2]),
+    ],
+)
+def test_two_way_windows_of_flash_attention_count_within_their_document(mask, options, wanted):
+    from ssmax.hf.counting import visible_keys
+
+    module = torch.nn.Module()
+    module.is_causal = False
+    x = torch.zeros(1, 1, 6, 2)
+    options = {key: torch.tensor(value, dtype=torch.int32) for key, value in options.items()}
+    given = None if mask is None else torch.tensor(mask)
+    found = visible_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
+    assert found.flatten().tolist()[-len(wanted) :] == wanted

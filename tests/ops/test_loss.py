@@ -175,6 +175,35 @@ def test_it_can_be_compiled_whole(impl, device):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
+# The interpreter computes with numpy, which warns of NaN.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_an_ignored_token_may_be_anything(impl, device):
+    hidden, weight, targets = make(device)
+    spoilt = hidden.detach().clone()
+    spoilt[0, 1] = torch.nan  # its target is ignored
+    out = linear_cross_entropy(spoilt, weight, targets, reduction="sum", impl=impl)
+    torch.testing.assert_close(out, plain(hidden, weight, targets, "sum"))
+
+
+def test_a_second_derivative_is_refused_and_not_wrong(impl, device):
+    hidden, weight, targets = make(device)
+    out = linear_cross_entropy(hidden, weight, targets, impl=impl)
+    (gradient,) = torch.autograd.grad(out, hidden, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        gradient.square().sum().backward()
+
+
+def test_without_gradients_none_is_computed(impl, device, monkeypatch):
+    hidden, weight, targets = make(device)
+    asked = []
+    real = api._losses_and_gradient
+    monkeypatch.setattr(api, "_losses_and_gradient", lambda *a: (asked.append(a[4]), real(*a))[1])
+    with torch.no_grad():
+        out = linear_cross_entropy(hidden, weight, targets, impl=impl)
+    torch.testing.assert_close(out, plain(hidden, weight, targets).detach())
+    assert set(asked) == {False}
+
+
 BAD = {
     "reduction": (lambda h, w, t, i: linear_cross_entropy(h, w, t, impl=i, reduction="max"), "one of mean, sum, none"),
     "channels": (lambda h, w, t, i: linear_cross_entropy(h, w[:, 1:], t, impl=i), "channels of hidden"),

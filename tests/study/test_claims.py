@@ -140,6 +140,7 @@ def test_about_equal_is_a_margin():
     ("words", "verdict"),
     [
         ([], "not measured"),
+        (["supported", "not measured"], "not resolved"),
         (["supported", "supported"], "supported"),
         (["supported", "not resolved"], "not resolved"),
         (["supported", "contradicted", "not resolved"], "contradicted"),
@@ -179,3 +180,45 @@ def test_the_first_value_of_the_probe_has_no_part_in_its_shape():
     found = findings()
     found.tables[0][0] = 50.0
     assert verdicts(found)["log n fits the learnt p_n better than n does"] == "supported"
+
+
+def test_a_claim_is_not_supported_by_what_was_not_measured():
+    found = findings()
+    for name in NAMES[2:]:
+        found.curves.pop(name, None)
+        found.position_losses.pop(name)
+    found.comparisons = judge(found, HERE)
+    c4 = [one for one in found.comparisons if one.claim == "C4"]
+    assert [one.verdict for one in c4 if "(b) learns below (a)" in one.text] == ["supported"]
+    assert "(d) was not measured" in {one.basis for one in c4}
+    told = {claim["id"]: claim for claim in payload(found, static={})["claims"]}
+    assert told["C4"]["verdict"] == told["C5"]["verdict"] == "not resolved"
+    assert told["C4"]["comparisons"][2]["effect"] is None
+
+
+@pytest.mark.parametrize("broken", ["nan", "seeds", "short"])
+def test_one_pair_that_cannot_be_compared_leaves_the_others(broken):
+    found = findings()
+    if broken == "nan":
+        found.position_losses["b"][0].binned[0][1] = float("nan")
+    elif broken == "seeds":
+        found.position_losses["b"] = {1: found.position_losses["b"][0]}
+    else:
+        record = found.position_losses["b"][0]
+        found.position_losses["b"][0] = dataclasses.replace(
+            record, edges=record.edges[:2], binned=[row[:1] for row in record.binned]
+        )
+    told = verdicts(found)
+    assert told["beyond the training length (b) loses less than (a)"] == "not measured"
+    assert told["beyond the training length (c) loses less than (a)"] == "supported"
+
+
+def test_a_table_that_falls_or_is_a_power_is_no_logarithm():
+    found = findings()
+    n = np.arange(1, 65)
+    found.tables[0] = (5 - np.log(n)).tolist()
+    assert verdicts(found)["the learnt p_n rises with log n"] == "contradicted"
+    found.tables[0] = (n**0.6).tolist()
+    told = verdicts(found)
+    text = next(text for text in told if "best power" in text)
+    assert told[text] == "contradicted"

@@ -49,6 +49,8 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     other = tiny.__class__(**{**_fields(tiny), "digits": 3})
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(other, folder)
+    with pytest.raises(ValueError, match="was begun with the text in"):
+        reproduce(tiny, folder, data=tmp_path)
 
 
 def _fields(study):
@@ -82,7 +84,7 @@ def test_stopped_in_the_middle_it_goes_on(tiny, tmp_path):
     longer = tiny.__class__(
         **{**_fields(tiny), "pretraining": tiny.pretraining.replaced({"run.steps": 4000})}
     )
-    reproduction._write(longer, _made(folder), reproduction.plan(longer, configurations=["a"]))
+    _write(longer, _made(folder))
     code = (
         "import sys; from pathlib import Path; from ssmax.study.reproduction import *;"
         "study, _ = read_study(Path(sys.argv[1]));"
@@ -112,6 +114,11 @@ def test_stopped_in_the_middle_it_goes_on(tiny, tmp_path):
     assert study == longer and "pretrain-a-0" in jobs
 
 
+def _write(study, folder):
+    jobs = reproduction.plan(study, configurations=["a"])
+    reproduction._write(study, folder, jobs, data=(folder / "data").resolve())
+
+
 def _made(folder):
     folder.mkdir()
     return folder
@@ -127,7 +134,7 @@ def test_workers_go_when_the_conductor_is_killed(tiny, tmp_path):
         "study, _ = read_study(Path(sys.argv[1]));"
         "reproduce(study, Path(sys.argv[1]), configurations=['a'], seeds=1, figures=[4])"
     )
-    reproduction._write(longer, folder, reproduction.plan(longer, configurations=["a"]))
+    _write(longer, folder)
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
     journal = folder / "runs" / "a-0" / "journal.jsonl"
     deadline = time.monotonic() + 60

@@ -47,7 +47,9 @@ def bench_shown(
     for key, value in sizes.items():
         if value < 1:
             raise ValueError(f"--{key} must be at least 1, got {value}")
-    groups = key_heads or heads
+    groups = heads if key_heads is None else key_heads
+    if groups < 1:
+        raise ValueError(f"--key-heads must be at least 1, got {groups}")
     if heads % groups:
         raise ValueError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
     costs = measure(batch, tokens, heads, groups, width, DTYPES[name], here)

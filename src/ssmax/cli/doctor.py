@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -112,7 +113,7 @@ def _kernels() -> Iterator[Check]:
 
 
 def _compiler() -> Iterator[Check]:
-    path = shutil.which(os.environ.get("CXX", "c++"))
+    path = shutil.which(shlex.split(os.environ.get("CXX") or "c++")[-1])
     if path is None:
         found = "no C++ compiler: torch.compile cannot make code for the CPU"
         yield Check(name="compiler", state="missing", found=found, advice="install g++ or clang++")

@@ -61,6 +61,7 @@ def reproduce_shown(
             device=device,
             workers=workers,
             launcher=shlex.split(launcher),
+            command=shlex.join(["ssmax", *sys.argv[1:]]),
             dry_run=dry_run,
         )
     if dry_run:
@@ -105,7 +106,8 @@ def table(comparisons: Sequence[Comparison]) -> list[str]:
             interval = f"{one.effect:+.4f} [{one.low:+.4f}, {one.high:+.4f}] {one.unit}"
             ours = "  (ours)" if one.is_ours else ""
             lines.append(f"  {SYMBOLS[one.verdict]} {one.text}{ours}")
-            lines.append(f"      {interval}; {one.basis}: {one.verdict}")
+            told = f"{interval}; " if one.verdict != "not measured" else ""
+            lines.append(f"      {told}{one.basis}: {one.verdict}")
     return lines
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax._files import write_whole
-from ssmax.hf.conversion import KEY, Conversion, attention_modules, converted_modules
+from ssmax.hf.conversion import Conversion, attention_modules, converted_modules
 from ssmax.hf.hook import ATTRIBUTE, install
 from ssmax.nn import SSMaxScale
 
@@ -52,7 +52,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     try:
         fill(model, tensors, what=str(folder))
     except ValueError:
-        detach(model)
+        Conversion.take_away(model)
         raise
     return model
 
@@ -86,15 +86,7 @@ def attach(model: nn.Module, record: Conversion) -> None:
         module = known[name]
         scale = SSMaxScale(_num_heads(name, module), record.rule, record.train_length)
         module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
-    config: Any = model.config
-    setattr(config, KEY, {**dataclasses.asdict(record), "layers": list(record.layers)})
-
-
-def detach(model: nn.Module) -> None:
-    """As if nothing had been attached."""
-    for _, module in list(converted_modules(model)):
-        delattr(module, ATTRIBUTE)
-    delattr(model.config, KEY)
+    record.put(model)
 
 
 @torch.no_grad()

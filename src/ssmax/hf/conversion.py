@@ -14,8 +14,8 @@ from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
 INITS = ("identity", "paper", "anneal", "clamp")
-KEY = "ssmax"
-"""Where a model's config says how it was converted."""
+KEY, RECORD = "ssmax", "_ssmax_conversion"
+"""Where a model's config, and the model itself, say how it was converted."""
 # Towers that look at pictures or listen: not the text whose length grows.
 _TOWERS = ("vision", "visual", "image", "audio", "speech", "video")
 
@@ -33,8 +33,21 @@ class Conversion:
     @classmethod
     def of(cls, model: nn.Module) -> "Conversion | None":
         """A model's own, or None."""
-        values = getattr(getattr(model, "config", None), KEY, None)
-        return None if values is None else cls.from_dict(values)
+        return getattr(model, RECORD, None)
+
+    def put(self, model: Any) -> None:
+        """On the model, and in its config, which may be shared with others, for its checkpoint."""
+        setattr(model, RECORD, self)
+        setattr(model.config, KEY, {**dataclasses.asdict(self), "layers": list(self.layers)})
+
+    @staticmethod
+    def take_away(model: Any) -> None:
+        """As if it had never been converted."""
+        for _, module in list(converted_modules(model)):
+            delattr(module, ATTRIBUTE)
+        delattr(model, RECORD)
+        if hasattr(model.config, KEY):
+            delattr(model.config, KEY)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Conversion":
@@ -81,19 +94,15 @@ def convert(
         start(scale, init)
         module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
-    config: Any = model.config
-    setattr(config, KEY, {**dataclasses.asdict(record), "layers": list(record.layers)})
+    record.put(model)
     return model
 
 
 def revert(model: nn.Module) -> nn.Module:
     """Softmax again, in place; the model as it was before, but for what training changed."""
-    record = Conversion.of(model)
-    if record is None:
+    if Conversion.of(model) is None:
         raise ValueError(f"this {type(model).__name__} was not converted; there is nothing to undo")
-    for _, module in converted_modules(model):
-        delattr(module, ATTRIBUTE)
-    delattr(model.config, KEY)
+    Conversion.take_away(model)
     return model
 
 

@@ -88,7 +88,7 @@ def _of_flash(
     positions = options.get("position_ids")
     if isinstance(mask, Tensor):
         real_BK = mask.bool()
-        rank = real_BK.cumsum(-1)[:, -queries:] if causal else None
+        rank = real_BK.cumsum(-1)[:, -queries:]
         total = real_BK.sum(-1, keepdim=True).expand(-1, queries)
     elif bounds_q is not None and bounds_k is not None:
         rank, total = _in_documents(bounds_q, bounds_k, queries, query.device)
@@ -103,9 +103,8 @@ def _of_flash(
         total = torch.full_like(rank, keys)
     window = options.get("sliding_window")
     if causal:
-        assert rank is not None
         return rank if window is None else rank.clamp_max(window)
-    return total if window is None else _in_window(total, queries, window)
+    return total if window is None else _in_window(rank, total, window)
 
 
 def _of_engine(
@@ -175,9 +174,6 @@ def _in_documents(
     return rank.unsqueeze(0), keys.unsqueeze(0)
 
 
-def _in_window(total: Tensor, queries: int, window: int) -> Tensor:
-    """Both ways: the window's keys that there are before and behind a query."""
-    place = torch.arange(queries, device=total.device)
-    before = place.clamp_max(window - 1)
-    behind = (total - 1 - place).clamp(0, window - 1)
-    return before + 1 + behind
+def _in_window(rank: Tensor, total: Tensor, window: int) -> Tensor:
+    """Both ways: the window's keys that there are before and behind a query in its document."""
+    return (rank - 1).clamp(0, window - 1) + 1 + (total - rank).clamp(0, window - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import attach, detach, fill
+from ssmax.hf.adapter import attach, fill
 from ssmax.hf.conversion import Conversion, attention_modules
 from ssmax.hf.hook import ATTRIBUTE
 
@@ -66,7 +66,7 @@ def adopt_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str)
     try:
         fill(model, renamed, what=what)
     except ValueError:
-        detach(model)
+        Conversion.take_away(model)
         raise
     return model
 

@@ -30,9 +30,13 @@ def verify(model: nn.Module) -> Verified:
 
     Raises a ValueError that names the layers that were not reached or count wrongly.
     """
-    if Conversion.of(model) is None:
+    record = Conversion.of(model)
+    if record is None:
         raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
     names = {module: name for name, module in converted_modules(model)}
+    if set(names.values()) != set(record.layers):
+        gone = sorted(set(record.layers) ^ set(names.values()))
+        raise ValueError(f"what was converted is not what carries an ssmax: {', '.join(gone[:3])}")
     was_training = model.training
     model.eval()
     try:

@@ -87,4 +87,5 @@ def overall(verdicts: list[str]) -> str:
         return "not measured"
     if "contradicted" in verdicts:
         return "contradicted"
+    # Also one that could not be made holds a claim back.
     return "supported" if set(verdicts) == {"supported"} else "not resolved"

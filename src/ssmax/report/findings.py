@@ -41,6 +41,8 @@ class Findings:
     scores: BySeed[list[NeedleScore]] = field(default_factory=dict)
     papers_needle: BySeed[list[NeedleScore]] = field(default_factory=dict)
     fading: BySeed[Fading] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    """What was typed to make it."""
     comparisons: list[Comparison] = field(default_factory=list)
     provenances: list[tuple[str, Provenance]] = field(default_factory=list)
 
@@ -63,7 +65,8 @@ def read_findings(folder: Path) -> Findings:
             f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"
         )
     try:
-        findings = Findings(study=json.loads(path.read_text())["study"])
+        values = json.loads(path.read_text())
+        findings = Findings(study=values["study"], commands=values.get("commands", []))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the record of a study: {error}") from None
     done = {file.stem for file in (folder / "done").glob("*.json")}

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ssmax.records import Comparison
 from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, NOTES, overall
 from ssmax.report.figures import accuracy_map, said_word, top_score
 from ssmax.report.findings import BySeed, Findings
@@ -46,8 +47,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
             {"what": what, **dataclasses.asdict(one)} for what, one in findings.provenances
         ],
         "commands": [
-            "make reproduce",
-            f"ssmax reproduce --preset {preset}",
+            *(findings.commands or [f"ssmax reproduce --preset {preset}"]),
             "ssmax report FOLDER  # draws this page again from its records",
         ],
         "choices": list(CHOICES),
@@ -65,21 +65,23 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
                 "figure": int(name[1:]),
                 "text": text,
                 "verdict": overall([one.verdict for one in mine if not one.is_ours]),
-                "comparisons": [
-                    {
-                        "text": one.text + (" [ours]" if one.is_ours else ""),
-                        "effect": one.effect,
-                        "unit": one.unit,
-                        "low": one.low,
-                        "high": one.high,
-                        "basis": one.basis,
-                        "verdict": one.verdict,
-                    }
-                    for one in mine
-                ],
+                "comparisons": [_comparison(one) for one in mine],
             }
         )
     return found
+
+
+def _comparison(one: Comparison) -> dict[str, Any]:
+    is_measured = one.verdict != "not measured"
+    return {
+        "text": one.text + (" [ours]" if one.is_ours else ""),
+        "effect": one.effect if is_measured else None,
+        "low": one.low if is_measured else None,
+        "high": one.high if is_measured else None,
+        "unit": one.unit,
+        "basis": one.basis,
+        "verdict": one.verdict,
+    }
 
 
 def _has_data(figure: dict[str, Any]) -> bool:
@@ -223,6 +225,6 @@ def _fading(findings: Findings) -> dict[str, Any]:
     return found
 
 
-def _short(values: Iterable[float]) -> list[float]:
-    """Five digits are more than a page can show."""
-    return [float(f"{value:.5g}") for value in values]
+def _short(values: Iterable[float]) -> list[float | None]:
+    """Five digits are more than a page can show; what is not finite it cannot show at all."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

@@ -197,7 +197,8 @@ class Measurement:
         self.results.mkdir(parents=True, exist_ok=True)
         path = self.results / name
         old = read_jsonl(path, type(records[0])) if path.exists() else []
-        kept = [record for record in old if record.run != self.run]
+        mine = {(record.run, record.provenance.config_hash) for record in records}
+        kept = [one for one in old if (one.run, one.provenance.config_hash) not in mine]
         write_whole(path, "".join(map(to_json_line, [*kept, *records])))
 
 

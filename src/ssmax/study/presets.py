@@ -58,6 +58,14 @@ class Study:
     workers_per_core: bool
     """One job a core and one thread a job, rather than one job with all of the machine."""
 
+    def __post_init__(self) -> None:
+        longest = min(self.loss_length, max(self.needle_lengths))
+        if longest <= self.train_length:
+            raise ValueError(
+                f"a study measures beyond the training length, but model.train_length is "
+                f"{self.train_length} and contexts end at {longest}; leave it as it is"
+            )
+
     @property
     def theta(self) -> float:
         """At test time."""

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ssmax._files import locked, write_whole
+from ssmax._files import LOCK, locked, write_whole
 from ssmax.records import Comparison, Provenance, config_hash, to_json_line
 from ssmax.report.draw import draw
 from ssmax.report.findings import STUDY, VERDICTS, read_findings
@@ -42,16 +42,21 @@ def reproduce(
     device: str | None = None,
     workers: int | None = None,
     launcher: Sequence[str] = (),
+    command: str = "",
     dry_run: bool = False,
 ) -> Reproduced:
-    """Do what is left of a study in its folder, and draw the page of what there is."""
+    """Do what is left of a study in its folder, and draw the page of what there is.
+
+    `command` is what was typed, for the page.
+    """
     jobs = plan(study, configurations=configurations, seeds=seeds, figures=figures)
     if data is not None:
         jobs = _without_data(jobs)
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise ValueError(f"workers must be at least 1, got {many}")
-    _refuse_another(study, folder)
+    text = (data or folder / "data").resolve()
+    _refuse_another(study, folder, text)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     expected = makespan(study, left, many)
     _say_plan(study, folder, jobs, left, many, expected)
@@ -59,9 +64,8 @@ def reproduce(
         return Reproduced(is_whole=not left, failed={}, comparisons=(), page=None)
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // many) if study.workers_per_core else 0
-    text = data or folder / "data"
     with locked(folder) if left else nullcontext():
-        _write(study, folder, jobs)
+        _write(study, folder, jobs, data=text, command=command)
         conductor = Conductor(
             folder,
             jobs,
@@ -105,13 +109,19 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     return Study(**study), {job.name: job for job in jobs}
 
 
-def _refuse_another(study: Study, folder: Path) -> None:
+def _refuse_another(study: Study, folder: Path, data: Path) -> None:
     """A folder belongs to one study: its numbers may not come from two."""
     if not (folder / STUDY).exists():
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{folder} holds something that is no study; give another --out")
         return
-    there = json.loads((folder / STUDY).read_text())["study"]
+    values = json.loads((folder / STUDY).read_text())
+    there = values["study"]
+    if values.get("data", str(data)) != str(data):
+        raise ValueError(
+            f"{folder} was begun with the text in {values['data']}, not {data}; give that, or "
+            "another --out"
+        )
     if _identity(there) != _identity(study.to_dict()):
         raise ValueError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
@@ -129,14 +139,21 @@ def _identity(study: Mapping[str, Any]) -> str:
     return config_hash(json.loads(json.dumps(decides)))
 
 
-def _write(study: Study, folder: Path, jobs: Sequence[Job]) -> None:
-    """The study, with all jobs that it ever had."""
+def _write(
+    study: Study, folder: Path, jobs: Sequence[Job], *, data: Path, command: str = ""
+) -> None:
+    """The study, with all jobs and commands that it ever had."""
     known = {job.name: job for job in jobs}
+    commands = [command] if command else []
     if (folder / STUDY).exists():
         known = read_study(folder)[1] | known
+        before = json.loads((folder / STUDY).read_text()).get("commands", [])
+        commands = list(dict.fromkeys([*before, *commands]))
     values = {
         "study": study.to_dict(),
         "jobs": [dataclasses.asdict(job) for job in known.values()],
+        "commands": commands,
+        "data": str(data),
     }
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 

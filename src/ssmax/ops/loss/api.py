@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ssmax._extras import require
 from ssmax.ops.implementation import Impl, choose_impl, register_op
@@ -50,8 +51,11 @@ def linear_cross_entropy(
         with torch.no_grad():
             losses_N = _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl)
         return losses_N.reshape(targets.shape)
-    total = _LinearCrossEntropy.apply(hidden_NC, weight_VC, targets_N, ignore_index, impl)
-    assert isinstance(total, Tensor)
+    if torch.is_grad_enabled():
+        total = _LinearCrossEntropy.apply(hidden_NC, weight_VC, targets_N, ignore_index, impl)
+        assert isinstance(total, Tensor)
+    else:
+        total = _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum()
     if reduction == "sum":
         return total
     return total / (targets_N != ignore_index).sum().clamp_min(1)
@@ -87,12 +91,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx, *gradients):
+    @once_differentiable
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
         (dtotal,) = gradients
         dhidden, dweight = ctx.saved_tensors
         return (
-            None if dhidden is None else dhidden * dtotal.to(dhidden.dtype),
-            None if dweight is None else dweight * dtotal.to(dweight.dtype),
+            # A scalar keeps its float32 and does not widen the product.
+            None if dhidden is None else dhidden * dtotal,
+            None if dweight is None else dweight * dtotal,
             None,
             None,
             None,

@@ -16,11 +16,11 @@ def losses_and_gradient(
     counts_n1 = target_n1 != ignore_index
     target_n1 = target_n1.masked_fill(~counts_n1, 0)
     log_weights_nV = logits_nV[:, :vocabulary].to(wide).log_softmax(-1)
-    losses_n = -(log_weights_nV.gather(-1, target_n1) * counts_n1).squeeze(-1)
+    losses_n = torch.where(counts_n1, -log_weights_nV.gather(-1, target_n1), 0.0).squeeze(-1)
     if not gradient:
         return losses_n, logits_nV
     dlogits_nV = log_weights_nV.exp_()
     dlogits_nV.scatter_add_(-1, target_n1, -torch.ones_like(target_n1, dtype=wide))
-    dlogits_nV = (dlogits_nV * counts_n1).to(logits_nV.dtype)
+    dlogits_nV = torch.where(counts_n1, dlogits_nV, 0.0).to(logits_nV.dtype)
     padding = logits_nV.shape[1] - vocabulary
     return losses_n, torch.nn.functional.pad(dlogits_nV, (0, padding)) if padding else dlogits_nV

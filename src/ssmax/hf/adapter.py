@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax._files import write_whole
-from ssmax.hf.conversion import Conversion, attention_modules, converted_modules
-from ssmax.hf.hook import ATTRIBUTE, install
-from ssmax.nn import SSMaxScale
+from ssmax.hf.conversion import Conversion, attach, converted_modules
+from ssmax.hf.hook import ATTRIBUTE
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
 
@@ -66,27 +65,6 @@ def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             found[f"{name}.{ATTRIBUTE}.{key}"] = whole.detach().cpu().contiguous()
     return found
-
-
-def attach(model: nn.Module, record: Conversion) -> None:
-    """Convert exactly the layers of a record."""
-    known = dict(attention_modules(model, layers="all", attention="all"))
-    missing = [name for name in record.layers if name not in known]
-    if missing:
-        raise ValueError(
-            f"this {type(model).__name__} has no attention layer {missing[0]!r}"
-            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + "; the adapter is for another model"
-        )
-    from ssmax.hf.conversion import _check_model, _device_of, _num_heads
-
-    _check_model(model)
-    install()
-    for name in record.layers:
-        module = known[name]
-        scale = SSMaxScale(_num_heads(name, module), record.rule, record.train_length)
-        module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
-    record.put(model)
 
 
 @torch.no_grad()

@@ -88,14 +88,33 @@ def convert(
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
         raise ValueError(_nothing_found(model, layers, attention))
-    install()
-    for name, module in chosen.items():
-        scale = SSMaxScale(_num_heads(name, module), rule, train_length)
-        start(scale, init)
-        module.add_module(ATTRIBUTE, scale.to(_device_of(module)))
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
-    record.put(model)
+    attach(model, record)
+    for module in chosen.values():
+        start(getattr(module, ATTRIBUTE), init)
     return model
+
+
+def attach(model: nn.Module, record: Conversion) -> None:
+    """Give exactly the layers of a record an ssmax, at the rule's own first values."""
+    _check_model(model)
+    known = dict(attention_modules(model, layers="all", attention="all"))
+    missing = [name for name in record.layers if name not in known]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ValueError(
+            f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
+            "the adapter is for another model"
+        )
+    # All of them before the first is attached: an error leaves the model as it was.
+    scales = {
+        name: SSMaxScale(_num_heads(name, known[name]), record.rule, record.train_length)
+        for name in record.layers
+    }
+    install()
+    for name, scale in scales.items():
+        known[name].add_module(ATTRIBUTE, scale.to(_device_of(known[name])))
+    record.put(model)
 
 
 def revert(model: nn.Module) -> nn.Module:

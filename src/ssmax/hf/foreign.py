@@ -8,8 +8,8 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import attach, fill
-from ssmax.hf.conversion import Conversion, attention_modules
+from ssmax.hf.adapter import fill
+from ssmax.hf.conversion import Conversion, attach, attention_modules
 from ssmax.hf.hook import ATTRIBUTE
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
-from ssmax.hf.adapter import attach
-from ssmax.hf.conversion import KEY, Conversion
+from ssmax.hf.conversion import KEY, Conversion, attach
 from ssmax.hf.hook import ATTRIBUTE
 
 

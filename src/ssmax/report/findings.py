@@ -18,6 +18,8 @@ from ssmax.records import (
 from ssmax.report.style import LOOKS
 
 STUDY, VERDICTS = "study.json", "verdicts.jsonl"
+RUNS, RESULTS, DONE = "runs", "results", "done"
+"""A study's files and folders, whoever writes them."""
 PROBE = "probe"
 
 Record = TypeVar("Record")
@@ -69,11 +71,11 @@ def read_findings(folder: Path) -> Findings:
         findings = Findings(study=values["study"], commands=values.get("commands", []))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the record of a study: {error}") from None
-    done = {file.stem for file in (folder / "done").glob("*.json")}
-    for run, name, seed in _folders(folder / "runs"):
+    done = {file.stem for file in (folder / DONE).glob("*.json")}
+    for run, name, seed in _folders(folder / RUNS):
         if f"pretrain-{name}-{seed}" in done:
             _read_run(findings, run, name, seed)
-    for results, name, seed in _folders(folder / "results"):
+    for results, name, seed in _folders(folder / RESULTS):
         for what, job, kind, home in _homes(findings):
             if f"{job}-{name}-{seed}" in done:
                 records = read_jsonl(results / f"{what}.jsonl", kind)

@@ -7,14 +7,13 @@ import numpy as np
 
 from ssmax.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax.data.preparation import prepare
+from ssmax.report.findings import RESULTS, RUNS
 from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
 from ssmax.study.presets import Study
 from ssmax.train import configured, finetune, joined_world, pretrain
 from ssmax.train.loop import Outcome
 from ssmax.train.watch import LiveLine
-
-RUNS, RESULTS = "runs", "results"
 
 
 class Stopped(Exception):

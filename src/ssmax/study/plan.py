@@ -9,10 +9,10 @@ from typing import Literal
 
 from ssmax._files import write_whole
 from ssmax.lm.config import nearest
+from ssmax.report.findings import DONE
 from ssmax.study.presets import CONFIGURATIONS, MEASURED, TRAINED, Study
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
-DONE = "done"
 
 # What each figure is drawn from; 1 and 3 are mathematics.
 _KINDS: dict[int, set[Kind]] = {

@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
-	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,testing,dev]'
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,export,serve,testing,dev]'
 	touch $(READY)
 
 reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick)

@@ -2,6 +2,7 @@
 
     python benchmarks/attention_cost.py             # this machine: CUDA if it has it, else the CPU
     python benchmarks/attention_cost.py --quick     # the smallest shape only
+    python benchmarks/attention_cost.py --mode decode
 
 Every competitor rotates q and k and attends causally with s and b learnable; the yardstick does the
 same without SSMax: compiled RoPE and the fastest softmax attention, cuDNN's. First the output of
@@ -35,13 +36,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ssmax import (
     apply_rope,
     initial_s,
-    rope_scale,
     rope_tables,
     ssmax_attention,
     ssmax_factor,
     visible_keys,
 )
 from ssmax.ops.backends import attend
+from ssmax.ops.rope_scale.api import rope_ssmax
 from ssmax.ops.visible import visibility
 from ssmax.records import BenchmarkRow, Provenance, append_csv
 
@@ -57,8 +58,7 @@ YARDSTICK = "softmax (yardstick)"
 FLEX = "flex score_mod"
 CLOSE = (YARDSTICK, "ours", "q scaled, compiled", "q scaled, eager")
 SEED = 0
-
-Attention = Callable[..., Tensor]
+MODES = ("forward", "forward+backward", "decode")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def yardstick(x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def ours(x: Inputs) -> tuple[Tensor, Tensor]:
-    q, k = rope_scale(x.q, x.k_new, x.cos, x.sin, ssmax_factor(x.n, x.s, x.b))
+    q, k = rope_ssmax(x.q, x.k_new, x.cos, x.sin, x.n, x.s, x.b)
     sight = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
     return for_projection(attend(q, keys_of(x, k), x.v, sight)), k.detach()
 
@@ -404,14 +404,16 @@ def measure(shape: Shape, mode: str, device: str, provenance: Provenance) -> lis
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the smallest shape only")
+    parser.add_argument("--mode", choices=MODES, help="only this; by default all")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
     torch.compiler.config.force_disable_caches = True
     shapes = CUDA_SHAPES if device == "cuda" else CPU_SHAPES
-    plan = [(shape, mode) for shape in shapes for mode in ("forward", "forward+backward")]
+    plan = [(shape, mode) for shape in shapes for mode in MODES[:2]]
     plan += [(shape, "decode") for shape in CUDA_DECODE] if device == "cuda" else []
+    plan = [(shape, mode) for shape, mode in plan if arguments.mode in (None, mode)]
     provenance = Provenance.here(
         config={"plan": plan, "rounds": (ROUNDS[device], DECODE_ROUNDS)}, device=name, seed=SEED
     )

@@ -80,6 +80,52 @@ def test_the_form_for_a_decoding_step_is_the_plain_one(shape, table_rows, device
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(*shape[:3], 1, *shape[4:]) for shape in SHAPES], ids=str)
+def test_a_decoding_step_makes_its_own_factor(shape, dtype, rows, has_bias, device):
+    batch, heads = shape[:2]
+    inputs, tables, _ = make(shape, dtype, device)
+    n = torch.tensor([[10_000_000 - 37 * row] for row in range(batch)], device=device)
+    n = n if rows else n[0]
+    s, b = torch.linspace(-0.5, 0.5, heads, device=device), torch.rand(heads, device=device)
+    b = b if has_bias else None
+    if rows:
+        tables = rope_tables(n, shape[5])
+
+    def run(impl, dtype):
+        q, k = (inputs[name].to(dtype) for name in ("q", "k"))
+        wide = [x.to(torch.promote_types(dtype, torch.float32)) for x in (s, b) if x is not None]
+        return api.rope_ssmax(q, k, *tables, n, *wide, impl=impl)
+
+    exact, eager = run("reference", torch.float64), run("reference", dtype)
+    for ours, plain, true in zip(run("triton", dtype), eager, exact, strict=True):
+        assert_no_worse_than(ours, plain, true, slack=2.0)
+
+
+def test_a_decoding_step_is_one_kernel_unless_a_gradient_is_wanted(device, monkeypatch):
+    inputs, tables, _ = make((2, 4, 2, 1, 16, 16), torch.float32, device)
+    n, s = torch.tensor([5], device=device), torch.full((4,), 0.3, device=device)
+    launched = []
+    step = kernels.step
+    monkeypatch.setattr(kernels, "step", lambda *x: launched.append("step") or step(*x))
+
+    def turn(**values):
+        arguments = {"q_BHTD": inputs["q"], "k_BGTD": inputs["k"], "s": s, **values}
+        return api.rope_ssmax(cos=tables[0], sin=tables[1], num_keys=n, impl="triton", **arguments)
+
+    turn()
+    assert launched == ["step"]
+    learnt = s.clone().requires_grad_()
+    turn(s=learnt)[0].sum().backward()
+    assert launched == ["step"] and learnt.grad is not None
+    wide = {"q_BHTD": inputs["q"].double(), "k_BGTD": inputs["k"].double()}
+    for other in ({"s": 0.3}, {"s": s.double()}, wide):
+        turn(**other)
+    assert launched == ["step"]
+
+
 def test_the_gradient_reaches_s_and_b(device):
     inputs, tables, weights = make(SHAPES[0], torch.float64, device)
     gradients = []

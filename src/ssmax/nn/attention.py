@@ -13,7 +13,7 @@ from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
-from ssmax.ops.rope_scale.api import rope_scale
+from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
 from ssmax.ops.visible import Visibility, Window, visibility, window_pair
 
 
@@ -167,6 +167,9 @@ class SelfAttention(nn.Module):
         q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
         k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
         # After the norm: an RMSNorm would divide the factor out again.
+        if self.ssmax.rule in ("ssmax", "ssmax_bias"):
+            s, b = self.ssmax.scale, getattr(self.ssmax, "bias", None)
+            return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
         return rope_scale(q_BHTD, k_BGTD, cos, sin, self.ssmax(num_keys))
 
     def _heads(self, x_BTC: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ssmax._extras import require
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
+from ssmax.ops.scale import Number, ssmax_factor
 
 
 def rope_scale(
@@ -22,7 +23,8 @@ def rope_scale(
     `factor` broadcasts to (B, H, T). Differentiable in q, k and factor. A named impl never falls
     back to another.
     """
-    factor = _check(q_BHTD, k_BGTD, cos, sin, factor)
+    _check_heads(q_BHTD, k_BGTD, cos, sin)
+    factor = _check_factor(factor, q_BHTD)
     if impl == "auto" and q_BHTD.is_cuda and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling():
         return rope_scale_step(q_BHTD, k_BGTD, cos, sin, factor)
     if choose_impl(impl, q_BHTD.device) == "reference":
@@ -31,10 +33,32 @@ def rope_scale(
         raise ValueError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
         )
-    # One set of strides serves both tables.
-    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
-        cos, sin = cos.contiguous(), sin.contiguous()
-    return _rope_scale_op(q_BHTD, k_BGTD, cos, sin, factor)
+    return _rope_scale_op(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
+
+
+def rope_ssmax(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_keys: Tensor,
+    s: Number,
+    bias: Number | None = None,
+    *,
+    impl: Impl = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`rope_scale` with the factor s log n + b.
+
+    A step of a decoder is over before the launch of a second kernel would be: for one token that
+    asks for no gradient, the factor is made where the query is rotated.
+    """
+    _check_heads(q_BHTD, k_BGTD, cos, sin)
+    if choose_impl(impl, q_BHTD.device) == "triton":
+        inputs = [x for x in (q_BHTD, k_BGTD, s, bias) if isinstance(x, Tensor)]
+        is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
+        if is_plain and _is_step(q_BHTD, num_keys, s, bias):
+            return _rope_ssmax_op(q_BHTD, k_BGTD, *_alike(cos, sin), num_keys, s, bias)
+    return rope_scale(q_BHTD, k_BGTD, cos, sin, ssmax_factor(num_keys, s, bias), impl=impl)
 
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
@@ -59,6 +83,18 @@ def _rope_scale_backward_op(
     dq_out: Tensor, dk_out: Tensor, q: Tensor | None, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _kernels().backward(dq_out, dk_out, q, cos, sin, factor)
+
+
+@register_op("ssmax::rope_ssmax", mutates_args=())
+def _rope_ssmax_op(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    return _kernels().step(q, k, cos, sin, num_keys, s, bias)
+
+
+@_rope_ssmax_op.register_fake
+def _(q, k, cos, sin, num_keys, s, bias):
+    return torch.empty_like(q), torch.empty_like(k)
 
 
 @_rope_scale_op.register_fake
@@ -95,8 +131,31 @@ def _kernels():
     return kernels
 
 
-def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Tensor:
-    """Raise on what cannot be rotated and scaled; the factor, expanded to (B or 1, H, T)."""
+def _is_step(q: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> bool:
+    """One token, float32 values per head: what the kernel of a decoding step takes."""
+    values = [s] if bias is None else [s, bias]
+    return (
+        q.shape[2] == 1
+        and q.dtype != torch.float64
+        and q.numel() > 0
+        and num_keys.shape in ((1,), (1, 1), (q.shape[0], 1))
+        and all(
+            isinstance(x, Tensor) and x.dtype == torch.float32 and x.shape == (q.shape[1],)
+            and x.is_contiguous() and x.device == q.device
+            for x in values
+        )
+    )  # fmt: skip
+
+
+def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Tables that one set of strides serves."""
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        return cos.contiguous(), sin.contiguous()
+    return cos, sin
+
+
+def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Raise on what cannot be rotated."""
     check_tables(q, cos, sin)
     check_tables(k, cos, sin)
     if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
@@ -106,6 +165,10 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor) -> Te
         )
     if q.dtype != k.dtype:
         raise ValueError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+
+
+def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
+    """Raise on what is no factor of these queries; the factor, expanded to (B or 1, H, T)."""
     if not factor.is_floating_point():
         raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))

@@ -1,12 +1,13 @@
-"""The Triton kernel of rope_scale, and nothing else that touches a GPU.
+"""The Triton kernels of rope_scale, and nothing else that touches a GPU.
 
 One kernel serves both directions: the gradient of a rotation is the rotation turned back, that of a
 product with the factor is the same product. One program owns a few tokens of one head of q or of k
 in a few rows of the batch: tables and factors that the rows share are read once for all of them,
-and the factor's gradient leaves the program summed over them. Every output element is written by
-exactly one program and nothing is added atomically: two runs give the same bits.
-Arithmetic is float32 (float64 for float64 inputs) with one rounding at the store; offsets are
-64-bit before any product of strides.
+and the factor's gradient leaves the program summed over them. A second kernel is the step of a
+decoder, where one launch is what counts: it makes the factor from s, b and n itself.
+Every output element is written by exactly one program and nothing is added atomically: two runs
+give the same bits. Arithmetic is float32 (in training float64 for float64 inputs) with one rounding
+at the store; offsets are 64-bit before any product of strides.
 """
 
 # p_ pointer, b_ block, o_ offset, m_ mask, i_ program id; T tokens, H query heads, G key heads
@@ -23,6 +24,7 @@ TOKENS_PER_PROGRAM = 16
 ROWS_PER_PROGRAM = 8
 WARPS_PER_PROGRAM = 4
 LOADS_AHEAD = 2
+HEADS_PER_STEP = 8
 
 
 @triton.jit
@@ -119,6 +121,75 @@ def _turn_kernel(
     if NEEDS_DFACTOR and ONE_FACTOR:
         b_dfactor = tl.sum(b_product, axis=1) + tl.sum(b_product_rest, axis=1)
         tl.store(p_head_dfactor + i_chunk * df_b, b_dfactor, mask=m_query)
+
+
+@triton.jit
+def _step_kernel(
+    p_q, p_k, p_cos, p_sin, p_n, p_s, p_bias, p_q_out, p_k_out, H, heads,
+    q_b, q_h, k_b, k_h, qo_b, qo_h, ko_b, ko_h, c_b, n_b,
+    HALF: tl.constexpr, REST: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    HEADS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    i_b = tl.program_id(1).to(tl.int64)
+    o_h = tl.program_id(0).to(tl.int64) * HEADS + tl.arange(0, HEADS)[:, None]
+    m_h, m_query = o_h < heads, o_h < H
+    b_n = tl.load(p_n + i_b * n_b).to(tl.float32)
+    b_s = tl.load(p_s + o_h, mask=m_query, other=0.0)
+    b_bias = tl.load(p_bias + o_h, mask=m_query, other=0.0) if HAS_BIAS else 0.0
+    # Chosen element by element: a branch, though all its threads agree, takes 0.25 us.
+    p_x = tl.where(m_query, p_q + i_b * q_b + o_h * q_h, p_k + i_b * k_b + (o_h - H) * k_h)
+    p_y = tl.where(
+        m_query, p_q_out + i_b * qo_b + o_h * qo_h, p_k_out + i_b * ko_b + (o_h - H) * ko_h
+    )
+    o_low = tl.arange(0, BLOCK_HALF)[None, :]
+    o_rest = 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    m_half, m_rest = m_h & (o_low < HALF), m_h & (o_rest < 2 * HALF + REST)
+    b_low = _load(p_x + o_low, m_half, 0.0, tl.float32)
+    b_high = _load(p_x + HALF + o_low, m_half, 0.0, tl.float32)
+    b_cos, b_sin = _load_tables(p_cos, p_sin, i_b * c_b + o_low, o_low < HALF, tl.float32, False)
+    if REST > 0:
+        b_rest = _load(p_x + o_rest, m_rest, 0.0, tl.float32)
+    b_factor = tl.where(m_query, b_s * tl.log(b_n) + b_bias, 1.0)
+    if REST > 0:
+        tl.store(p_y + o_rest, b_rest * b_factor, mask=m_rest)
+    tl.store(p_y + o_low, (b_low * b_cos - b_high * b_sin) * b_factor, mask=m_half)
+    tl.store(p_y + HALF + o_low, (b_high * b_cos + b_low * b_sin) * b_factor, mask=m_half)
+
+
+def step(
+    q_BH1D: Tensor,
+    k_BG1D: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    num_keys: Tensor,
+    s_H: Tensor,
+    bias_H: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """One token of a decoder: q rotated and times s log n + b, k rotated, in one launch.
+
+    `num_keys` is (1,) for all rows or (B, 1); float32 throughout, so not for float64.
+    """
+    batch, query_heads, _, width = q_BH1D.shape
+    key_heads, half = k_BG1D.shape[1], cos.shape[-1]
+    q_out, k_out = torch.empty_like(q_BH1D), torch.empty_like(k_BG1D)
+    q, k = _unit_width_stride(q_BH1D), _unit_width_stride(k_BG1D)
+    rest = width - 2 * half
+    one_table = cos.dim() == 2 or cos.shape[0] == 1
+    with torch.cuda.device(q.device if q.is_cuda else -1):
+        traceable(_step_kernel)[(triton.cdiv(query_heads + key_heads, HEADS_PER_STEP), batch)](
+            q, k, cos, sin, num_keys, s_H, s_H if bias_H is None else bias_H, q_out, k_out,
+            query_heads, query_heads + key_heads,
+            *q.stride()[:2], *k.stride()[:2], *q_out.stride()[:2], *k_out.stride()[:2],
+            0 if one_table else cos.stride(0), 0 if num_keys.numel() == 1 else num_keys.stride(0),
+            HALF=half,
+            REST=rest,
+            BLOCK_HALF=triton.next_power_of_2(max(half, 1)),
+            BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
+            HEADS=HEADS_PER_STEP,
+            HAS_BIAS=bias_H is not None,
+            num_warps=WARPS_PER_PROGRAM,
+        )  # fmt: skip
+    return q_out, k_out
 
 
 def forward(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ssmax.ops.rope import apply_rope as apply_rope
     from ssmax.ops.rope import rope_tables as rope_tables
     from ssmax.ops.rope_scale.api import rope_scale as rope_scale
+    from ssmax.ops.rope_scale.api import rope_ssmax as rope_ssmax
     from ssmax.ops.scale import initial_s as initial_s
     from ssmax.ops.scale import ssmax_factor as ssmax_factor
     from ssmax.ops.softmax import ssmax as ssmax
@@ -37,6 +38,7 @@ _HOME_OF = {
     "initial_s": "ssmax.ops.scale",
     "num_visible_keys": "ssmax.ops.visible",
     "rope_scale": "ssmax.ops.rope_scale.api",
+    "rope_ssmax": "ssmax.ops.rope_scale.api",
     "rope_tables": "ssmax.ops.rope",
     "ssmax": "ssmax.ops.softmax",
     "ssmax_attention": "ssmax.ops.attention",
@@ -59,6 +61,7 @@ __all__ = [
     "ops",
     "records",
     "rope_scale",
+    "rope_ssmax",
     "rope_tables",
     "ssmax",
     "ssmax_attention",

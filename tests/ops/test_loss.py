@@ -48,7 +48,10 @@ def test_value_and_gradient_are_those_of_the_logits(impl, reduction, device):
 
 
 def test_gradcheck(impl, device):
-    hidden, weight, targets = make(device, tokens=(1, 9))
+    # Few numbers: each is moved twice, and Triton's interpreter takes its time.
+    hidden, weight, targets = make(device, tokens=(1, 8))
+    hidden, weight = (x[..., :3].detach().requires_grad_() for x in (hidden, weight[:20]))
+    targets = torch.where(targets < 0, targets, targets % 20)
     torch.autograd.gradcheck(
         lambda h, w: linear_cross_entropy(h, w, targets, impl=impl), (hidden, weight)
     )

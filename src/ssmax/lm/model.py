@@ -54,10 +54,15 @@ class Block(nn.Module):
         self.ff_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
         self.ff = SwiGLU(config.width, config.ff_width)
 
-    def forward(self, x_BTC: Tensor, **attention) -> Tensor:
-        """(B, T, C) to (B, T, C); the keywords are those of SelfAttention."""
+    def forward(self, x_BTC: Tensor, more_BTC: Tensor | None, **attention) -> tuple[Tensor, Tensor]:
+        """The residual stream and what has yet to be added to it, both (B, T, C); the same again.
+
+        Whoever adds norms the sum next, in one kernel of the compiler's: so the sum at the end of a
+        block is left to the next. The keywords are those of SelfAttention.
+        """
+        x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC
         x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), **attention)
-        return x_BTC + self.ff(self.ff_norm(x_BTC))
+        return x_BTC, self.ff(self.ff_norm(x_BTC))
 
 
 class LM(nn.Module):
@@ -132,12 +137,12 @@ class LM(nn.Module):
         """What the head reads: (B, T, C), for a loss that never makes the logits."""
         self._check_tokens(tokens_BT)
         shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens)
-        x_BTC = self.embedding(tokens_BT)
+        x_BTC, more_BTC = self.embedding(tokens_BT), None
         for layer, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, cache=cache, layer=layer, **shared)
+            x_BTC, more_BTC = block(x_BTC, more_BTC, cache=cache, layer=layer, **shared)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
-        return self.norm(x_BTC)
+        return self.norm(x_BTC + more_BTC)
 
     @torch.no_grad()
     def losses(self, tokens_BT: Tensor) -> Tensor:
@@ -161,11 +166,12 @@ class LM(nn.Module):
         """
         self._check_tokens(tokens_BT)
         shared = self._shared(tokens_BT, None, key_padding_mask, cu_seqlens)
-        x_BTC = self.embedding(tokens_BT)
+        x_BTC, more_BTC = self.embedding(tokens_BT), None
         for block in self.blocks:
             assert isinstance(block, Block)
+            x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC
             yield block.attention.rows(block.attention_norm(x_BTC), rows, **shared)
-            x_BTC = block(x_BTC, **shared)
+            x_BTC, more_BTC = block(x_BTC, None, **shared)
 
     def generate(
         self,

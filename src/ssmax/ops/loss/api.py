@@ -71,7 +71,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum()
         vocabulary = weight_VC.shape[0]
         weight = _for_product(weight_VC, hidden_NC)
-        wide = torch.promote_types(weight_VC.dtype, torch.float32)
         dhiddens, dweight, total = [], None, 0.0
         # No tensor is written into here: torch 2.11 compiled that into wrong gradients (LOG.md).
         for start, stop in _chunks(hidden_NC, weight, impl):
@@ -83,11 +82,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if needs_hidden:
                 dhiddens.append((dlogits_nV @ weight).to(hidden_NC.dtype))
             if needs_weight:
-                # float32 sums of chunks: a hundred bfloat16 roundings would be heard.
-                part = (dlogits_nV.t() @ hidden_nC)[:vocabulary]
-                dweight = part.to(wide) if dweight is None else dweight + part
+                dweight = _plus_product(dweight, dlogits_nV.t(), hidden_nC)
         dhidden = torch.cat(dhiddens) if needs_hidden else None
-        ctx.save_for_backward(dhidden, None if dweight is None else dweight.to(weight_VC.dtype))
+        if dweight is not None:
+            dweight = dweight[:vocabulary].to(weight_VC.dtype)
+        ctx.save_for_backward(dhidden, dweight)
         return total
 
     @staticmethod
@@ -103,6 +102,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """total + a @ b in float32 or wider: a hundred bfloat16 roundings would be heard."""
+    # On a GPU the product itself adds; torch.compile has no such product.
+    if a.is_cuda and a.element_size() == 2 and not torch.compiler.is_compiling():
+        if total is None:
+            return torch.mm(a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32)
+    product = (a @ b).to(torch.promote_types(a.dtype, torch.float32))
+    return product if total is None else total + product
 
 
 def _token_losses(

@@ -251,11 +251,16 @@ _routing: dict[type, bool] = {}
 
 
 def _is_self(name: str, module: nn.Module) -> bool:
-    if any(tower in part for part in name.split(".") for tower in _TOWERS):
+    if in_tower(name):
         return False
     is_cross = bool(getattr(module, "is_cross_attention", False))
     last = name.rsplit(".", 1)[-1].lower()
     return not (is_cross or "cross" in last or "encdec" in last or "encoder_attn" in last)
+
+
+def in_tower(name: str) -> bool:
+    """True for a layer that looks at pictures or listens."""
+    return any(tower in name for tower in _TOWERS)
 
 
 def _is_causal(module: nn.Module) -> bool:

@@ -17,6 +17,11 @@ Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
+# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. float32's
+# exp is 0 from -104 on, so nothing that is meant to be seen is as low as this.
+_HIDDEN = -5e3
+# All four, or Transformers' flash attention takes no notice of any.
+_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def kind_of(implementation: str | None) -> Kind | None:
@@ -51,10 +56,8 @@ def visible_keys(
 
 
 def _of_mask(mask_BHQK: Tensor) -> Tensor:
-    """Counted; additive masks hide by a number that is very low, -inf or not."""
-    seen = mask_BHQK
-    if seen.dtype != torch.bool:
-        seen = seen > max(torch.finfo(seen.dtype).min / 2, -1e8)
+    """Counted."""
+    seen = mask_BHQK if mask_BHQK.dtype == torch.bool else mask_BHQK > _HIDDEN
     counts_BHQ = seen.sum(-1)
     return counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
 
@@ -71,7 +74,7 @@ def _of_sdpa(
 ) -> Tensor:
     """Without a mask SDPA is causal from the upper left, unless there is but one query."""
     if query.shape[2] > 1 and _is_causal(module, options):
-        return torch.arange(1, query.shape[2] + 1, device=query.device)
+        return torch.arange(1, query.shape[2] + 1, device=query.device).clamp_max(key.shape[2])
     return _all_keys(query, key)
 
 
@@ -81,16 +84,18 @@ def _of_flash(
     """A padding mask (B, K), bounds of packed documents, positions that restart, or nothing."""
     queries, keys = query.shape[2], key.shape[2]
     causal = _is_causal(module, options)
-    bounds_q, bounds_k = options.get("cu_seq_lens_q"), options.get("cu_seq_lens_k")
-    if isinstance(bounds_k, Mapping):
-        # Continuous batching keeps bounds for every kind of layer; all count alike before windows.
-        bounds_k = next(iter(bounds_k.values()))
+    bounds = [options.get(name) for name in _BOUNDS]
     positions = options.get("position_ids")
     if isinstance(mask, Tensor):
         real_BK = mask.bool()
         rank = real_BK.cumsum(-1)[:, -queries:]
         total = real_BK.sum(-1, keepdim=True).expand(-1, queries)
-    elif bounds_q is not None and bounds_k is not None:
+    elif all(bound is not None for bound in bounds):
+        bounds_q, bounds_k = bounds[:2]
+        if isinstance(bounds_k, Mapping):
+            # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut
+            # to the window. The widest are those of full ones; windows are taken off below.
+            bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
         rank, total = _in_documents(bounds_q, bounds_k, queries, query.device)
     elif _restarts(positions, query):
         assert isinstance(positions, Tensor)

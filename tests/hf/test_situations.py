@@ -323,5 +323,7 @@ def test_a_cache_of_eight_bits_changes_the_keys_but_not_their_number():
     model.config._attn_implementation = "sdpa"
     counts = []
     with hook.watched(lambda module, n, query: counts.append(n.flatten().tolist())):
-        in_parts(model, tokens_of(2, LENGTH), [9, 1, 2], lambda config: QuantizedCache("fp8", config))
+        in_parts(
+            model, tokens_of(2, LENGTH), [9, 1, 2], lambda config: QuantizedCache("fp8", config)
+        )
     assert counts == [[*range(1, 10)]] * 2 + [[10]] * 2 + [[11, 12] * 2] * 2

@@ -57,7 +57,9 @@ def build(name, *, seed=0, boost=30.0):
     model = (CAUSAL | OTHERS | MORE)[name]().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            is_query = any(part in key for part in ("q_proj", "query", "qkv", "c_attn", ".q.", ".Wqkv"))
+            is_query = any(
+                part in key for part in ("q_proj", "query", "qkv", "c_attn", ".q.", ".Wqkv")
+            )
             if is_query and parameter.dim() == 2:
                 parameter.mul_(boost)
     return model

@@ -17,8 +17,8 @@ Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
-# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. float32's
-# exp is 0 from -104 on, so nothing that is meant to be seen is as low as this.
+# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. The exp of
+# float32 is 0 from -104 on, so nothing that is meant to be seen is as low as this.
 _HIDDEN = -5e3
 # All four, or Transformers' flash attention takes no notice of any.
 _BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

@@ -98,7 +98,8 @@ def _weighed_keys(
 ) -> Tensor:
     """(B, H, Q): how many keys the kernel itself gives weight to, when no logit is larger.
 
-    Values that are 1 in one place each make its output the weights of as many keys as they are wide.
+    Values that are 1 in one place each make its output the weights of as many keys as they are
+    wide.
     """
     weighed = torch.zeros((), dtype=torch.long, device=query.device)
     for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):

@@ -1,6 +1,7 @@
 """Does a converted model do what it should? Every layer reached, n right, padding not counted."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +19,19 @@ class Verified:
     """What was looked at."""
 
     layers: int
-    """Attention layers that scale their queries, as far as text reaches: no towers."""
+    """Attention layers that were reached and count right; text reaches no towers."""
     tokens: int
     padded: bool
     """A left-padded row was looked at too."""
 
 
 @torch.no_grad()
-def verify(model: nn.Module) -> Verified:
+def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verified:
     """Run a few tokens through the model and compare n with the keys that its kernel weighs.
 
-    Raises a ValueError that names the layers that were not reached or count wrongly.
+    Tokens do not reach towers that look at pictures or listen: `inputs` that do, without padding,
+    are run instead. Raises a ValueError that names the layers that were not reached or count
+    wrongly.
     """
     record = Conversion.of(model)
     if record is None:
@@ -40,22 +43,30 @@ def verify(model: nn.Module) -> Verified:
     was_training = model.training
     model.eval()
     try:
-        reached = _compare(model, names, padding=0)
-        if padded := _takes_mask(model):
-            _compare(model, names, padding=PADDING)
+        shown = _inputs(model, 0) if inputs is None else inputs
+        reached = _compare(model, names, shown, 0)
+        padded = inputs is None and _takes_mask(model)
+        if padded:
+            _compare(model, names, _inputs(model, PADDING), PADDING)
     finally:
         model.train(was_training)
-    missed = sorted(name for name in set(names.values()) - reached if not in_tower(name))
+    missed = sorted(set(names.values()) - reached)
+    if inputs is None:
+        missed = [name for name in missed if not in_tower(name)]
     if missed:
         raise ValueError(
             f"{len(missed)} of {len(names)} converted layers were not reached, such as "
             f"{missed[0]!r}: their attention does not go through Transformers' interface"
+            + ("" if inputs is None else ", or these inputs do not lead there")
         )
-    return Verified(layers=len(reached), tokens=TOKENS, padded=padded)
+    tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
+    return Verified(layers=len(reached), tokens=tokens, padded=padded)
 
 
-def _compare(model: nn.Module, names: dict[nn.Module, str], *, padding: int) -> set[str]:
-    """The layers that a row of tokens reaches, the first ones padding; all must count right."""
+def _compare(
+    model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any], padding: int
+) -> set[str]:
+    """The layers that the inputs reach, their first tokens padding; all must count right."""
     reached = set()
 
     def audit(module: nn.Module, num_keys: Tensor, weighed_BHQ: Tensor) -> None:
@@ -75,7 +86,7 @@ def _compare(model: nn.Module, names: dict[nn.Module, str], *, padding: int) -> 
             )
 
     with audited(audit):
-        model(**_inputs(model, padding))
+        model(**inputs)
     return reached
 
 

@@ -18,14 +18,14 @@ CROSS = re.compile(r"encoder_attn|EncDecAttention|crossattention")
 def attend(module, query, key, value, attention_mask, scaling=None, position_bias=None, **_):
     """softmax((s log n + b) q k + what is added to it) v, over what `module.visible` shows."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
-    seen_B1QK = module.visible.unsqueeze(1)
+    seen_BHQK = module.visible if module.visible.dim() == 4 else module.visible.unsqueeze(1)
     # s and b are float32 in every model, and so is the factor.
     s_H, b_H = (x.view(1, -1, 1, 1) for x in module.s_and_b)
-    factor = s_H * seen_B1QK.sum(-1, keepdim=True).clamp_min(1).float().log() + b_H
+    factor = s_H * seen_BHQK.sum(-1, keepdim=True).clamp_min(1).float().log() + b_H
     logits = (query @ key.mT) * (query.shape[-1] ** -0.5 if scaling is None else scaling) * factor
     if position_bias is not None:
         logits = logits + position_bias
-    weights = logits.masked_fill(~seen_B1QK, -torch.inf).softmax(-1).nan_to_num(0.0)
+    weights = logits.masked_fill(~seen_BHQK, -torch.inf).softmax(-1).nan_to_num(0.0)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
@@ -66,7 +66,8 @@ class Explicit:
 
     @torch.no_grad()
     def logits(self, visible, **inputs):
-        """Of one whole forward; `visible` tells (B, Q, K) for a layer's name and window."""
+        """Of one whole forward; `visible` tells (B, Q, K), or one for every head, by a layer's name
+        and window."""
         for name, module in self.modules.items():
             module.visible = visible(name, window_of(module))
         return self.twin(**inputs).logits

@@ -29,9 +29,9 @@ EXCEPTIONS = {
             musicgen_melody""",
     },
     "masked": {
-        "refused": """big_bird convbert deberta deberta-v2 flaubert fnet funnel ibert longformer luke
-            megatron-bert mpnet mra mvp nystromformer reformer rembert roformer squeezebert tapas
-            xlm yoso""",
+        "refused": """big_bird convbert deberta deberta-v2 flaubert fnet funnel ibert longformer
+            luke megatron-bert mpnet mra mvp nystromformer reformer rembert roformer squeezebert
+            tapas xlm yoso""",
         "not built": "perceiver",
     },
     "seq2seq": {

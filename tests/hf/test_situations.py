@@ -11,15 +11,23 @@ from dataclasses import dataclass
 import pytest
 import torch
 from explicit import CROSS, Explicit, both_ways, causal
-from flash_stand_in import flash_attn  # noqa: F401 (a fixture)
+from flash_stand_in import flash_attn, flash_attn_func  # noqa: F401 (a fixture)
 from tiny_models import build, randomise, tokens_of
 from torch.nn.attention import flex_attention as flex
-from transformers import DynamicCache, StaticCache, masking_utils
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import (
+    AttentionInterface,
+    DynamicCache,
+    QuantizedCache,
+    StaticCache,
+    masking_utils,
+)
 from transformers.cache_utils import QuantizedLayer
 from transformers.integrations import flex_attention as flex_integration
 
 import ssmax.hf
 from ssmax.hf import hook
+from ssmax.hf.counting import visible_keys
 
 DECODERS = ("llama", "qwen3", "mistral", "gpt2", "gemma3_mixed")
 KINDS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
@@ -146,22 +154,33 @@ def packed(bounds=(0, 5, 6, 12), *, by):
     )
 
 
-def prefix(hidden_by):
-    """The first five see each other; the mask is the caller's own, over every layer alike."""
-    tokens = tokens_of(2, LENGTH)
-    place = torch.arange(LENGTH)
-    seen = ((place <= place[:, None]) | (place < 5)).expand(2, -1, -1)
+def prefix(hidden_by, heads=(5,)):
+    """The first five see each other; the mask is the caller's own, over every layer alike.
 
-    def run(model):
-        mask = seen.unsqueeze(1)
-        if hidden_by is not bool:
-            dtype = model.dtype
-            low = torch.finfo(dtype).min if hidden_by == "finfo.min" else hidden_by
-            mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, low)
-        return whole(model, input_ids=tokens, attention_mask=mask)
+    With several heads, each has a prefix of another length.
+    """
+    tokens = tokens_of(2, LENGTH)
+    place, lengths = torch.arange(LENGTH), torch.tensor(heads)
+    seen_HQK = (place <= place[:, None]) | (place < lengths[:, None, None])
+    seen = seen_HQK.expand(2, -1, -1, -1)
+
+    def mask_of(model):
+        if hidden_by is BlockMask:
+            return flex.create_block_mask(
+                lambda b, h, q, k: (k <= q) | (k < lengths[h % len(heads)]),
+                2,
+                len(heads),
+                LENGTH,
+                LENGTH,
+                "cpu",
+            )
+        if hidden_by is bool:
+            return seen
+        low = torch.finfo(model.dtype).min if hidden_by == "finfo.min" else hidden_by
+        return torch.zeros(seen.shape, dtype=model.dtype).masked_fill(~seen, low)
 
     return Situation(
-        run=run,
+        run=lambda model: whole(model, input_ids=tokens, attention_mask=mask_of(model)),
         visible=lambda name, window: seen,
         inputs={"input_ids": tokens, "use_cache": False},
         real=torch.ones_like(tokens).bool(),
@@ -198,16 +217,31 @@ EVERYWHERE = {
     "packed by positions": lambda: packed(by="positions"),
 }
 MASKS = {
-    f"prefix, hidden by {low}": functools.partial(prefix, low)
-    for low in (bool, "finfo.min", -1e9, -1e4, -torch.inf)
+    f"prefix{'es' if len(heads) > 1 else ''}, hidden by {getattr(low, '__name__', low)}": (
+        functools.partial(prefix, low, heads)
+    )
+    for low in (bool, "finfo.min", -1e9, -1e4, -torch.inf, BlockMask)
+    for heads in ((5,), (2, 5, 7, 9))
 }
 FLASH_ONLY = {"packed by cu_seq_lens": lambda: packed(by="cu_seq_lens")}
-CASES = [
-    *((name, kind) for name in EVERYWHERE for kind in KINDS),
-    *((name, kind) for name in MASKS for kind in ("eager", "sdpa")),
-    *((name, "flash_attention_2") for name in FLASH_ONLY),
-]
 SITUATIONS = EVERYWHERE | MASKS | FLASH_ONLY
+
+
+def suits(name, kind):
+    if name in FLASH_ONLY:
+        return kind == "flash_attention_2"
+    if name == "static cache" and kind == "flex_attention":
+        # Transformers moves the cache's length on before flex looks at the mask made with it:
+        # softmax sees keys that are not written yet. The test below has this case.
+        return False
+    if name not in MASKS:
+        return True
+    # Eager code adds what it is given: a mask of booleans would hide nothing.
+    by = {"BlockMask": ("flex_attention",), "bool": ("sdpa",)}
+    return kind in by.get(name.rsplit(" ", 1)[-1], ("eager", "sdpa"))
+
+
+CASES = [(name, kind) for name in SITUATIONS for kind in KINDS if suits(name, kind)]
 
 
 @functools.cache
@@ -215,7 +249,9 @@ def models(family, dtype):
     """One that is softmax and one whose s and b matter, each with its twin."""
     found = []
     for change in (lambda model: model, randomise):
-        model = change(ssmax.hf.convert(build(family).to(dtype), layers="all", attention="all"))
+        # T5 divides its logits by nothing: they are large as they are.
+        model = build(family, boost=3.0 if family == "t5" else 30.0).to(dtype)
+        model = change(ssmax.hf.convert(model, layers="all", attention="all"))
         found.append((model, Explicit(model)))
     return found
 
@@ -237,11 +273,16 @@ def budget(family, kind, situation):
 
 def check(family, kind, situation):
     _, (model, twin) = models(family, torch.float32 if kind == "eager" else torch.float64)
-    assert error(model, twin, kind, situation) <= budget(family, kind, situation)
+    allowed = budget(family, kind, situation)
+    assert allowed < 1e-3, "softmax itself is not right in this situation"
+    assert error(model, twin, kind, situation) <= allowed
 
 
-@pytest.mark.parametrize("family", DECODERS)
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("family", "name", "kind"),
+    # GPT-2 takes no BlockMask.
+    [(f, *case) for f in DECODERS for case in CASES if (f, "BlockMask") != ("gpt2", case[0][-9:])],
+)
 def test_decoders_are_their_explicit_twins(family, name, kind):
     check(family, kind, SITUATIONS[name]())
 
@@ -288,6 +329,48 @@ def test_cross_attention_counts_the_encoder_it_looks_at(family, mask, kind):
     check(family, kind, situation)
 
 
+def engine(module, query, key, value, attention_mask, scaling, sliding_window=None, **_):
+    """An engine's function: it is given no mask, and masks by what it knows."""
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    return flash_attn_func(q, k, v, softmax_scale=scaling, causal=True, window_size=window), None
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_engines_are_told_n_by_positions(monkeypatch, family):
+    monkeypatch.setitem(AttentionInterface._global_mapping, "vllm", engine)
+    check(family, "vllm", unpadded())
+
+
+def counted(kind, queries=6, keys=6, **options):
+    module = torch.nn.Module()
+    module.is_causal = True
+    q, k = torch.zeros(1, 1, queries, 2), torch.zeros(1, 1, keys, 2)
+    return visible_keys(kind, module, q, k, None, options).flatten().tolist()
+
+
+def test_bounds_that_flash_attention_does_not_heed_are_not_counted():
+    bounds = torch.tensor([0, 2, 6], dtype=torch.int32)
+    options = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+    assert counted("flash", **options) == [1, 2, 3, 4, 5, 6]
+    assert counted("flash", **options, max_length_q=4, max_length_k=4) == [1, 2, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("first", ["full_attention", "sliding_attention"])
+def test_layers_of_both_kinds_count_in_one_batch_whichever_comes_first(first):
+    """Two rows being decoded, 9 and 4 tokens long, in a model with windows of 3."""
+    bounds = {"full_attention": [0, 9, 13], "sliding_attention": [0, 3, 6]}
+    bounds = {name: torch.tensor(bounds[name]) for name in sorted(bounds, key=lambda x: x != first)}
+    options = {"cu_seq_lens_q": torch.tensor([0, 1, 2]), "cu_seq_lens_k": bounds,
+               "max_length_q": 1, "max_length_k": {}}  # fmt: skip
+    assert counted("flash", 2, 2, **options) == [9, 4]
+    assert counted("flash", 2, 2, **options, sliding_window=3) == [3, 3]
+
+
+def test_a_query_of_sdpa_never_sees_more_keys_than_there_are():
+    assert counted("sdpa", queries=5, keys=3) == [1, 2, 3, 3, 3]
+
+
 SHORTCUTS = {
     "all keys": lambda kind, module, query, key, mask, options: torch.full(
         (query.shape[2],), key.shape[2]
@@ -316,9 +399,25 @@ def test_these_situations_tell_a_wrong_n(monkeypatch, shortcut, situations):
 
 
 @torch.no_grad()
-def test_a_cache_of_eight_bits_changes_the_keys_but_not_their_number():
-    from transformers import QuantizedCache
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", DECODERS)
+def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, kind):
+    """In a static cache: see `suits` for flex."""
+    _, (model, _) = models(family, torch.float32 if kind == "eager" else torch.float64)
+    model.config._attn_implementation = kind
+    compared = []
 
+    def audit(module, num_keys, weighed_BHQ):
+        n_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
+        compared.append(torch.equal(n_BHQ.expand_as(weighed_BHQ), weighed_BHQ))
+
+    with hook.audited(audit):
+        SITUATIONS["static cache"]().run(model)
+    assert len(compared) == 8 and all(compared)
+
+
+@torch.no_grad()
+def test_a_cache_of_eight_bits_changes_the_keys_but_not_their_number():
     _, (model, _) = models("llama", torch.float64)
     model.config._attn_implementation = "sdpa"
     counts = []

@@ -228,8 +228,8 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     every = dict(attention_modules(model, layers="all", attention="all"))
     if not every:
         return (
-            f"{name} has its own attention code, or none: no layer of it goes through Transformers' "
-            "attention interface, so it cannot be converted"
+            f"{name} has its own attention code, or none: none of its layers goes through "
+            "Transformers' attention interface, so it cannot be converted"
         )
     return (
         f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "

@@ -17,11 +17,9 @@ Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
-# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. The exp of
-# float32 is 0 from -104 on, so nothing that is meant to be seen is as low as this.
+# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
+# is 0 from -104 on in float32: what is meant to be seen is never as low as this.
 _HIDDEN = -5e3
-# All four, or Transformers' flash attention takes no notice of any.
-_BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def kind_of(implementation: str | None) -> Kind | None:
@@ -84,25 +82,20 @@ def _of_flash(
     """A padding mask (B, K), bounds of packed documents, positions that restart, or nothing."""
     queries, keys = query.shape[2], key.shape[2]
     causal = _is_causal(module, options)
-    bounds = [options.get(name) for name in _BOUNDS]
+    bounds = _bounds(options)
     positions = options.get("position_ids")
     if isinstance(mask, Tensor):
         real_BK = mask.bool()
         rank = real_BK.cumsum(-1)[:, -queries:]
         total = real_BK.sum(-1, keepdim=True).expand(-1, queries)
-    elif all(bound is not None for bound in bounds):
-        bounds_q, bounds_k = bounds[:2]
-        if isinstance(bounds_k, Mapping):
-            # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut
-            # to the window. The widest are those of full ones; windows are taken off below.
-            bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
-        rank, total = _in_documents(bounds_q, bounds_k, queries, query.device)
+    elif bounds is not None:
+        rank, total = _in_documents(*bounds, queries, query.device)
     elif _restarts(positions, query):
         assert isinstance(positions, Tensor)
         starts = (positions == positions.min()).flatten().nonzero().flatten()
         end = torch.tensor([queries], device=starts.device)
-        bounds = torch.cat((starts, end)).to(torch.int32)
-        rank, total = _in_documents(bounds, bounds, queries, query.device)
+        places = torch.cat((starts, end))
+        rank, total = _in_documents(places, places, queries, query.device)
     else:
         rank = torch.arange(keys - queries + 1, keys + 1, device=query.device)
         total = torch.full_like(rank, keys)
@@ -134,18 +127,16 @@ def _of_block_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
     known = getattr(mask, "_ssmax_num_keys", None)
     if known is not None:
         return known
-    batch, _, queries, keys = mask.shape
-    device = query.device
-    b = torch.arange(batch, device=device)[:, None, None]
-    k = torch.arange(keys, device=device)
-    head = torch.zeros((), dtype=torch.long, device=device)
-    parts = []
-    for start in range(0, queries, 1024):
-        q = torch.arange(start, min(start + 1024, queries), device=device)[:, None]
-        parts.append(mask.mask_mod(b, head, q, k).expand(batch, q.shape[0], keys).sum(-1))
-    counts_BQ = torch.cat(parts, dim=1)[:, : query.shape[2]]
-    mask._ssmax_num_keys = counts_BQ
-    return counts_BQ
+    batch, heads, queries, keys = mask.shape
+    b, h, q, k = (torch.arange(size, device=query.device) for size in (batch, heads, queries, keys))
+    b, h = b[:, None, None, None], h[:, None, None]
+    parts = [
+        mask.mask_mod(b, h, part[:, None], k).expand(batch, heads, part.shape[0], keys).sum(-1)
+        for part in q.split(1024)
+    ]
+    counts_BHQ = torch.cat(parts, dim=-1)[..., : query.shape[2]]
+    mask._ssmax_num_keys = counts_BHQ.squeeze(1) if heads == 1 else counts_BHQ
+    return mask._ssmax_num_keys
 
 
 def _is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -163,6 +154,20 @@ def _restarts(positions: Any, query: Tensor) -> bool:
         return False
     steps = torch.arange(positions.shape[-1], device=positions.device) + positions.min()
     return bool((steps != positions).any())
+
+
+def _bounds(options: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Where packed documents begin and end, for queries and keys, if flash attention heeds it."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    given: list[Any] = [options.get(name) for name in names]
+    if any(value is None for value in given):
+        return None
+    bounds_q, bounds_k, *_ = given
+    if isinstance(bounds_k, Mapping):
+        # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut to
+        # the window. The widest are those of full ones; windows are taken off later.
+        bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
+    return bounds_q, bounds_k
 
 
 def _in_documents(

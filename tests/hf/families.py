@@ -4,10 +4,11 @@
     python tests/hf/families.py llama t5   some of it
 
 A family is built from its own default configuration made small; one that cannot be, for reasons of
-its own, is named with the reason. What is right: every converted layer counts the keys that its
-eager attention gives weight to, behind padding too, `verify` says the same with eager code and
-SDPA, and a padded batch, decoded with a cache where the family decodes, gives the logits of every
-row alone and in one forward, as far as the unconverted model does.
+its own, is named with the reason. What is right: converted it is the same to the bit, every
+converted layer counts the keys that its eager attention gives weight to, behind padding too,
+`verify` says so with eager code and SDPA, a padded batch, decoded with a cache where the family
+decodes, gives the logits of every row alone and in one forward, as far as the unconverted model
+does, and reverted it is what it was.
 """
 
 import inspect
@@ -190,6 +191,12 @@ def call(model, **inputs):
 
 
 @torch.no_grad()
+def logits_of(model, inputs):
+    """What padding is given may be no number."""
+    return call(model, **inputs).logits.nan_to_num()
+
+
+@torch.no_grad()
 def gap(model, kind, lengths):
     """How far a batch, decoded with a cache if the family decodes, is from each row alone."""
     tokens, mask = rows(kind, lengths)
@@ -307,17 +314,21 @@ def look(kind, family):
     if kind == "seq2seq" and not model.config.is_encoder_decoder:
         kind = "causal"
     tokens, mask = rows(kind)
+    inputs = {"input_ids": tokens, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
+    ssmax.hf.revert(model)
+    model.set_attn_implementation("eager")
     try:
-        inputs = {"input_ids": tokens, "attention_mask": mask}
-        if model.config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = tokens
-        with torch.no_grad():
-            before = call(model, **inputs).logits
+        before = logits_of(model, inputs)
     except Exception as error:  # what is built, but does not run on text alone
         found.detail = f"does not run: {_line(error)}"
         return found
+    ssmax.hf.convert(model, layers="all", attention=attention)
     found.outcome = "wrong"
     try:
+        if not torch.equal(logits_of(model, inputs), before):
+            raise ValueError("s = 0 and b = 1 change its logits")
         for implementation in ("eager", "sdpa"):
             if implementation == "sdpa" and not model._supports_sdpa:
                 continue
@@ -337,8 +348,10 @@ def look(kind, family):
             return found
         randomise(model)
         found.gap = gap(model, kind, UNEQUAL if is_padded else EQUAL)
-        with torch.no_grad():
-            found.effect = (call(model, **inputs).logits - before).abs().max().item()
+        model.set_attn_implementation("eager")
+        found.effect = (logits_of(model, inputs) - before).abs().max().item()
+        if not torch.equal(logits_of(ssmax.hf.revert(model), inputs), before):
+            raise ValueError("reverted, it is not what it was")
     except Exception as error:
         found.detail = _line(error)
         return found

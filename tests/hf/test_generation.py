@@ -93,13 +93,17 @@ def test_guessed_tokens_are_checked_as_the_full_forward_would(family, way):
     for prompt in prompts():
         out = model.generate(prompt, attention_mask=torch.ones_like(prompt), **OPTIONS, **options)
         assert torch.equal(out.sequences, greedy_alone(model, prompt))
+        found = torch.cat(out.logits)
+        wanted = full_forward(model, out.sequences, prompt.shape[1])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attention_2"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_mixed"])
 def test_continuous_batching_is_greedy_alone(family, kind, flash_attn):  # noqa: F811 (the fixture)
     model = converted(family)
-    wanted = [greedy_alone(model, prompt)[0, -NEW:].tolist() for prompt in prompts()]
+    alone = [greedy_alone(model, prompt) for prompt in prompts()]
+    steps = [full_forward(model, tokens, n) for tokens, n in zip(alone, LENGTHS, strict=True)]
     model.config._attn_implementation = kind
     out = model.generate_batch(
         [prompt[0].tolist() for prompt in prompts()],
@@ -109,7 +113,11 @@ def test_continuous_batching_is_greedy_alone(family, kind, flash_attn):  # noqa:
         # Few tokens at a time: prompts are prefilled in parts, beside others that decode.
         continuous_batching_config=ContinuousBatchingConfig(
             num_blocks=32, page_size=16, max_batch_tokens=16, max_blocks_per_request=0,
-            auto_switch_to_flash=False,
+            auto_switch_to_flash=False, return_logprobs=True,
         ),
     )  # fmt: skip
-    assert [answer.generated_tokens for answer in out.values()] == wanted
+    for answer, tokens, logits in zip(out.values(), alone, steps, strict=True):
+        assert answer.generated_tokens == tokens[0, -NEW:].tolist()
+        found = torch.tensor(answer.logprobs)
+        wanted = logits.log_softmax(-1).amax(-1)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -380,9 +380,14 @@ def test_verify_finds_an_ssmax_that_was_lost():
     [
         (None, {}, [2, 3, 3, 3, 3, 2]),
         ([[0, 0, 0, 1, 1, 1]], {}, [2, 3, 2]),
-        (None, {"cu_seq_lens_q": [0, 3, 6], "cu_seq_lens_k": [0, 3, 6]}, [2, 3, 2, 2, 3, 2]),
+        (
+            None,
+            {"cu_seq_lens_q": [0, 3, 6], "cu_seq_lens_k": [0, 3, 6],
+             "max_length_q": 3, "max_length_k": 3},
+            [2, 3, 2, 2, 3, 2],
+        ),
     ],
-)
+)  # fmt: skip
 def test_two_way_windows_of_flash_attention_count_within_their_document(mask, options, wanted):
     from ssmax.hf.counting import visible_keys
 

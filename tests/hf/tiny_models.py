@@ -38,14 +38,28 @@ OTHERS = {
     ),
 }
 
+MORE = {
+    "gemma3_mixed": lambda: tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(
+            **SHARED, head_dim=8, sliding_window=6,
+            layer_types=["sliding_attention", "full_attention"],
+        )
+    ),
+    "modernbert": lambda: tf.ModernBertForMaskedLM(
+        tf.ModernBertConfig(**ENCODER, local_attention=8, global_attn_every_n_layers=2)
+    ),
+}  # fmt: skip
+
 
 def build(name, *, seed=0, boost=30.0):
     """A model whose attention is sharp enough for s to matter."""
     torch.manual_seed(seed)
-    model = (CAUSAL | OTHERS)[name]().eval()
+    model = (CAUSAL | OTHERS | MORE)[name]().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
-            is_query = any(part in key for part in ("q_proj", "query", "qkv", "c_attn", ".q."))
+            is_query = any(
+                part in key for part in ("q_proj", "query", "qkv", "c_attn", ".q.", ".Wqkv")
+            )
             if is_query and parameter.dim() == 2:
                 parameter.mul_(boost)
     return model

@@ -228,8 +228,8 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     every = dict(attention_modules(model, layers="all", attention="all"))
     if not every:
         return (
-            f"{name} has its own attention that Transformers' interface does not reach, "
-            "so it cannot be converted"
+            f"{name} has its own attention code, or none: none of its layers goes through "
+            "Transformers' attention interface, so it cannot be converted"
         )
     return (
         f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "
@@ -251,11 +251,16 @@ _routing: dict[type, bool] = {}
 
 
 def _is_self(name: str, module: nn.Module) -> bool:
-    if any(tower in part for part in name.split(".") for tower in _TOWERS):
+    if in_tower(name):
         return False
     is_cross = bool(getattr(module, "is_cross_attention", False))
     last = name.rsplit(".", 1)[-1].lower()
     return not (is_cross or "cross" in last or "encdec" in last or "encoder_attn" in last)
+
+
+def in_tower(name: str) -> bool:
+    """True for a layer that looks at pictures or listens."""
+    return any(tower in name for tower in _TOWERS)
 
 
 def _is_causal(module: nn.Module) -> bool:

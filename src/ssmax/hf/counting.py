@@ -17,6 +17,9 @@ Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
+# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
+# is 0 from -104 on in float32: what is meant to be seen is never as low as this.
+_HIDDEN = -5e3
 
 
 def kind_of(implementation: str | None) -> Kind | None:
@@ -51,10 +54,8 @@ def visible_keys(
 
 
 def _of_mask(mask_BHQK: Tensor) -> Tensor:
-    """Counted; additive masks hide by a number that is very low, -inf or not."""
-    seen = mask_BHQK
-    if seen.dtype != torch.bool:
-        seen = seen > max(torch.finfo(seen.dtype).min / 2, -1e8)
+    """Counted."""
+    seen = mask_BHQK if mask_BHQK.dtype == torch.bool else mask_BHQK > _HIDDEN
     counts_BHQ = seen.sum(-1)
     return counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
 
@@ -71,7 +72,7 @@ def _of_sdpa(
 ) -> Tensor:
     """Without a mask SDPA is causal from the upper left, unless there is but one query."""
     if query.shape[2] > 1 and _is_causal(module, options):
-        return torch.arange(1, query.shape[2] + 1, device=query.device)
+        return torch.arange(1, query.shape[2] + 1, device=query.device).clamp_max(key.shape[2])
     return _all_keys(query, key)
 
 
@@ -81,23 +82,20 @@ def _of_flash(
     """A padding mask (B, K), bounds of packed documents, positions that restart, or nothing."""
     queries, keys = query.shape[2], key.shape[2]
     causal = _is_causal(module, options)
-    bounds_q, bounds_k = options.get("cu_seq_lens_q"), options.get("cu_seq_lens_k")
-    if isinstance(bounds_k, Mapping):
-        # Continuous batching keeps bounds for every kind of layer; all count alike before windows.
-        bounds_k = next(iter(bounds_k.values()))
+    bounds = _bounds(options)
     positions = options.get("position_ids")
     if isinstance(mask, Tensor):
         real_BK = mask.bool()
         rank = real_BK.cumsum(-1)[:, -queries:]
         total = real_BK.sum(-1, keepdim=True).expand(-1, queries)
-    elif bounds_q is not None and bounds_k is not None:
-        rank, total = _in_documents(bounds_q, bounds_k, queries, query.device)
+    elif bounds is not None:
+        rank, total = _in_documents(*bounds, queries, query.device)
     elif _restarts(positions, query):
         assert isinstance(positions, Tensor)
         starts = (positions == positions.min()).flatten().nonzero().flatten()
         end = torch.tensor([queries], device=starts.device)
-        bounds = torch.cat((starts, end)).to(torch.int32)
-        rank, total = _in_documents(bounds, bounds, queries, query.device)
+        places = torch.cat((starts, end))
+        rank, total = _in_documents(places, places, queries, query.device)
     else:
         rank = torch.arange(keys - queries + 1, keys + 1, device=query.device)
         total = torch.full_like(rank, keys)
@@ -129,18 +127,16 @@ def _of_block_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
     known = getattr(mask, "_ssmax_num_keys", None)
     if known is not None:
         return known
-    batch, _, queries, keys = mask.shape
-    device = query.device
-    b = torch.arange(batch, device=device)[:, None, None]
-    k = torch.arange(keys, device=device)
-    head = torch.zeros((), dtype=torch.long, device=device)
-    parts = []
-    for start in range(0, queries, 1024):
-        q = torch.arange(start, min(start + 1024, queries), device=device)[:, None]
-        parts.append(mask.mask_mod(b, head, q, k).expand(batch, q.shape[0], keys).sum(-1))
-    counts_BQ = torch.cat(parts, dim=1)[:, : query.shape[2]]
-    mask._ssmax_num_keys = counts_BQ
-    return counts_BQ
+    batch, heads, queries, keys = mask.shape
+    b, h, q, k = (torch.arange(size, device=query.device) for size in (batch, heads, queries, keys))
+    b, h = b[:, None, None, None], h[:, None, None]
+    parts = [
+        mask.mask_mod(b, h, part[:, None], k).expand(batch, heads, part.shape[0], keys).sum(-1)
+        for part in q.split(1024)
+    ]
+    counts_BHQ = torch.cat(parts, dim=-1)[..., : query.shape[2]]
+    mask._ssmax_num_keys = counts_BHQ.squeeze(1) if heads == 1 else counts_BHQ
+    return mask._ssmax_num_keys
 
 
 def _is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
@@ -158,6 +154,20 @@ def _restarts(positions: Any, query: Tensor) -> bool:
         return False
     steps = torch.arange(positions.shape[-1], device=positions.device) + positions.min()
     return bool((steps != positions).any())
+
+
+def _bounds(options: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Where packed documents begin and end, for queries and keys, if flash attention heeds it."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    given: list[Any] = [options.get(name) for name in names]
+    if any(value is None for value in given):
+        return None
+    bounds_q, bounds_k, *_ = given
+    if isinstance(bounds_k, Mapping):
+        # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut to
+        # the window. The widest are those of full ones; windows are taken off later.
+        bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
+    return bounds_q, bounds_k
 
 
 def _in_documents(

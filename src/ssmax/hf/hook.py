@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ssmax.hf.counting import kind_of, visible_keys
+from ssmax.hf.counting import Kind, kind_of, visible_keys
 from ssmax.nn import SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
@@ -19,7 +20,9 @@ ATTRIBUTE = "ssmax"
 OLDEST = (5, 1)
 """The first Transformers whose models all ask in one place."""
 
+# Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
+_auditors: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 
 
 def install() -> None:
@@ -50,41 +53,61 @@ def _attend(
     **options: Any,
 ) -> Any:
     """What Transformers would have called, its query scaled where the module has an ssmax."""
+
+    def attend(query: Tensor, value: Tensor) -> Any:
+        return function(module, query, key, value, attention_mask, *arguments, **options)
+
     scale = getattr(module, ATTRIBUTE, None)
     if isinstance(scale, SSMaxScale):
-        query = _scale(scale, implementation, module, query, key, attention_mask, options)
-    return function(module, query, key, value, attention_mask, *arguments, **options)
+        kind = _known_kind(implementation)
+        num_keys = visible_keys(kind, module, query, key, attention_mask, options)
+        for watch in _watchers:
+            watch(module, num_keys, query)
+        for audit in _auditors:
+            audit(module, num_keys, _weighed_keys(attend, query, key, value))
+        query = _scaled(module, scale, query, num_keys)
+    return attend(query, value)
 
 
-def _scale(
-    scale: SSMaxScale,
-    implementation: str | None,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    mask: Any,
-    options: dict[str, Any],
-) -> Tensor:
+def _known_kind(implementation: str | None) -> Kind:
     kind = kind_of(implementation)
     if kind is None:
         raise ValueError(
             f"the attention implementation {implementation!r} is not known, so it cannot be known "
             "what it masks; use eager, sdpa, flex_attention or flash attention"
         )
+    return kind
+
+
+def _scaled(module: nn.Module, scale: SSMaxScale, query: Tensor, num_keys: Tensor) -> Tensor:
     if query.shape[1] != scale.num_heads:
         raise ValueError(
             f"{type(module).__name__} has {query.shape[1]} query heads here, its ssmax was made "
             f"for {scale.num_heads}; convert the model anew"
         )
-    num_keys = visible_keys(kind, module, query, key, mask, options)
-    for watch in _watchers:
-        watch(module, num_keys, query)
     if num_keys.dim() < 3:
         return scale_query(query, scale(num_keys))
     # Heads that see different keys: of every head's factor its own.
     batch, heads, queries = num_keys.shape
     factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)
     return scale_query(query, factor.diagonal(dim1=1, dim2=2).transpose(1, 2))
+
+
+def _weighed_keys(
+    attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """(B, H, Q): how many keys the kernel itself gives weight to, when no logit is larger.
+
+    Values that are 1 in one place each make its output the weights of as many keys as they are
+    wide.
+    """
+    weighed = torch.zeros((), dtype=torch.long, device=query.device)
+    for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
+        one_hot = torch.zeros_like(value)
+        one_hot[:, :, keys, keys - keys[0]] = 1
+        weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
+        weighed = weighed + (weights_BQHD > 0).sum(-1).transpose(1, 2)
+    return weighed
 
 
 @contextmanager
@@ -95,3 +118,13 @@ def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None
         yield
     finally:
         _watchers.remove(watch)
+
+
+@contextmanager
+def audited(audit: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
+    """Be told of every scaled query meanwhile: its module, its n, what its kernel weighs."""
+    _auditors.append(audit)
+    try:
+        yield
+    finally:
+        _auditors.remove(audit)

@@ -1,14 +1,15 @@
 """Does a converted model do what it should? Every layer reached, n right, padding not counted."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.conversion import Conversion, converted_modules, window_of
-from ssmax.hf.hook import watched
+from ssmax.hf.conversion import Conversion, converted_modules, in_tower
+from ssmax.hf.hook import audited
 
 TOKENS, PADDING = 12, 5
 
@@ -18,17 +19,19 @@ class Verified:
     """What was looked at."""
 
     layers: int
-    """Attention layers that scale their queries."""
+    """Attention layers that were reached and count right; text reaches no towers."""
     tokens: int
     padded: bool
     """A left-padded row was looked at too."""
 
 
 @torch.no_grad()
-def verify(model: nn.Module) -> Verified:
-    """Run a few tokens through the model and compare n with the keys that are visible.
+def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verified:
+    """Run a few tokens through the model and compare n with the keys that its kernel weighs.
 
-    Raises a ValueError that names the layers that were not reached or count wrongly.
+    Tokens do not reach towers that look at pictures or listen: `inputs` that do, without padding,
+    are run instead. Raises a ValueError that names the layers that were not reached or count
+    wrongly.
     """
     record = Conversion.of(model)
     if record is None:
@@ -40,42 +43,51 @@ def verify(model: nn.Module) -> Verified:
     was_training = model.training
     model.eval()
     try:
-        plain = _counted(model, names, padding=0)
-        padded = _counted(model, names, padding=PADDING) if _takes_mask(model) else None
+        shown = _inputs(model, 0) if inputs is None else inputs
+        reached = _compare(model, names, shown, 0)
+        padded = inputs is None and _takes_mask(model)
+        if padded:
+            _compare(model, names, _inputs(model, PADDING), PADDING)
     finally:
         model.train(was_training)
-    missed = sorted(name for module, name in names.items() if module not in plain)
+    missed = sorted(set(names.values()) - reached)
+    if inputs is None:
+        missed = [name for name in missed if not in_tower(name)]
     if missed:
         raise ValueError(
             f"{len(missed)} of {len(names)} converted layers were not reached, such as "
             f"{missed[0]!r}: their attention does not go through Transformers' interface"
+            + ("" if inputs is None else ", or these inputs do not lead there")
         )
-    for found, padding in ((plain, 0), (padded or {}, PADDING)):
-        for module, counts in found.items():
-            wanted = _wanted(module, counts, padding)
-            if not torch.equal(counts, wanted):
-                raise ValueError(
-                    f"{names[module]!r} counts n = {counts.tolist()} where "
-                    f"{wanted.tolist()} keys are visible"
-                    + (f" behind {padding} of padding" if padding else "")
-                )
-    return Verified(layers=len(names), tokens=TOKENS, padded=padded is not None)
+    tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
+    return Verified(layers=len(reached), tokens=tokens, padded=padded)
 
 
-def _counted(
-    model: nn.Module, names: dict[nn.Module, str], *, padding: int
-) -> dict[nn.Module, Tensor]:
-    """The n of a row of tokens, the first ones padding, by layer."""
-    found: dict[nn.Module, Tensor] = {}
+def _compare(
+    model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any], padding: int
+) -> set[str]:
+    """The layers that the inputs reach, their first tokens padding; all must count right."""
+    reached = set()
 
-    def watch(module: nn.Module, num_keys: Tensor, query: Tensor) -> None:
-        if module in names:
-            flat = num_keys.reshape(-1, num_keys.shape[-1])
-            found.setdefault(module, flat[-1].cpu())
+    def audit(module: nn.Module, num_keys: Tensor, weighed_BHQ: Tensor) -> None:
+        if module not in names:
+            return
+        reached.add(names[module])
+        counts_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
+        # What padding sees, if anything, is nobody's concern.
+        counts_BHQ = counts_BHQ.expand_as(weighed_BHQ)[..., padding:]
+        wanted_BHQ = weighed_BHQ[..., padding:]
+        if not torch.equal(counts_BHQ, wanted_BHQ):
+            differ = (counts_BHQ != wanted_BHQ).any(-1).nonzero()[0].tolist()
+            raise ValueError(
+                f"{names[module]!r} counts n = {counts_BHQ[*differ].tolist()} where "
+                f"{wanted_BHQ[*differ].tolist()} keys are visible"
+                + (f" behind {padding} of padding" if padding else "")
+            )
 
-    with watched(watch):
-        model(**_inputs(model, padding))
-    return found
+    with audited(audit):
+        model(**inputs)
+    return reached
 
 
 def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
@@ -99,14 +111,3 @@ def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
 
 def _takes_mask(model: nn.Module) -> bool:
     return "attention_mask" in inspect.signature(model.forward).parameters
-
-
-def _wanted(module: nn.Module, counts: Tensor, padding: int) -> Tensor:
-    """What a query sees: itself and what stands before it, or everything, but for padding."""
-    place = torch.arange(counts.shape[0])
-    real = counts.shape[0] - padding
-    if getattr(module, "is_causal", False):
-        wanted = (place + 1 - padding).clamp_min(1)
-        window = window_of(module)
-        return wanted if window is None else wanted.clamp_max(window)
-    return torch.full_like(counts, real)

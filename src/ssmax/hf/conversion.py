@@ -290,6 +290,11 @@ def _num_heads(name: str, module: nn.Module) -> int:
 
 
 def _device_of(module: nn.Module) -> torch.device:
+    for part in module.modules():
+        # Offloaded weights are on no device; s and b are small and stay where they are used.
+        where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
+        if where is not None:
+            return torch.device(where)
     for tensor in (*module.parameters(), *module.buffers()):
         if isinstance(tensor, Tensor):
             return tensor.device

@@ -22,19 +22,17 @@ OLDEST = (5, 1)
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 
 
+@functools.cache
 def install() -> None:
-    """Once, however often it is asked for."""
+    """Once, however often it is asked for; copies in remote code have hooks of their own."""
     from transformers.modeling_utils import AttentionInterface
 
-    if hasattr(AttentionInterface.get_interface, "_ssmax_original"):
-        return
     original = AttentionInterface.get_interface
 
     def get_interface(self, attn_implementation, default):
         function = original(self, attn_implementation, default)
         return functools.partial(_attend, function, attn_implementation)
 
-    get_interface._ssmax_original = original  # pyright: ignore[reportFunctionMemberAccess]
     AttentionInterface.get_interface = get_interface
 
 

@@ -99,7 +99,9 @@ def source(classes: list[str], config: str | None) -> str:
             f"class {CLASS_PREFIX}{name}(Converted, transformers.{name}):\n"
             f'    """{name} with Scalable-Softmax."""{own}'
         )
-    return f"{_HEAD}import transformers\n{bundle(roots, _INSTEAD)}\n\n" + "\n\n\n".join(parts) + "\n"
+    return (
+        f"{_HEAD}import transformers\n{bundle(roots, _INSTEAD)}\n\n" + "\n\n\n".join(parts) + "\n"
+    )
 
 
 def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:

@@ -172,6 +172,22 @@ def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
     assert not list(tmp_path.glob("*.py"))
 
 
+def test_the_command_line_writes_remote_code(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
+    assert app.run([*typed, "--adapter", "--strict"]) == 2
+    assert "--adapter writes s and b alone" in capsys.readouterr().err
+    assert app.run([*typed, "--strict"]) == 0
+    assert "trust_remote_code=True" in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "ssmax_llama"
+    assert app.run([*typed[:2], str(tmp_path / "mild"), "--remote-code"]) == 0
+    config = json.loads((tmp_path / "mild" / "config.json").read_text())
+    assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
+
+
 def test_the_file_is_our_own_lines(tmp_path):
     ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
     text = (tmp_path / "modeling_ssmax.py").read_text()

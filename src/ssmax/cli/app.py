@@ -199,6 +199,12 @@ def convert(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
     ] = False,
+    remote_code: Annotated[
+        bool, typer.Option("--remote-code", help="A file of code beside it, to load without ssmax.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Likewise, refused where that code is not trusted.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Give a Hugging Face model Scalable-Softmax, verified, ready to train."""
@@ -214,6 +220,8 @@ def convert(
         layers=layers,
         attention=attention,
         adapter=adapter,
+        remote_code=remote_code,
+        strict=strict,
         as_json=json_,
     )
 

@@ -19,12 +19,17 @@ def convert_shown(
     layers: str,
     attention: str,
     adapter: bool,
+    remote_code: bool,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Load, convert, verify, save; say what was done."""
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
 
+    has_code = remote_code or strict
+    if adapter and has_code:
+        raise ValueError("--adapter writes s and b alone, without a model for --remote-code")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder; give another one")
     model = _load(transformers, source)
@@ -33,8 +38,14 @@ def convert_shown(
     verified = ssmax.hf.verify(model)
     if adapter:
         ssmax.hf.save(model, out)
+        how = f"ssmax.hf.load(base, {str(out)!r})"
+    elif has_code:
+        ssmax.hf.save_remote_code(model, out, strict=strict)
+        how = f"AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True)"
     else:
         model.save_pretrained(out)
+        how = f"ssmax.hf.from_pretrained({str(out)!r})"
+    if not adapter:
         _copy_tokenizer(transformers, source, out)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
@@ -45,11 +56,6 @@ def convert_shown(
     print(
         f"{type(model).__name__}: {verified.layers} attention layers converted and verified, "
         f"{ours:,} of {total:,} parameters are s and b"
-    )
-    how = (
-        f"ssmax.hf.load(base, {str(out)!r})"
-        if adapter
-        else f"ssmax.hf.from_pretrained({str(out)!r})"
     )
     print(f"{out}: load it with {how}")
 

@@ -62,7 +62,18 @@ class Converted:
             if names:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 raise ValueError(f"{folder} {words} {', '.join(names[:3])}{more}")
+        _read_as_it_is(model)
         return (model, about) if wants_about else model
+
+
+def _read_as_it_is(model: Any) -> None:
+    """Before 5.15, Transformers notes the model's dtype for all that it leaves on disk."""
+    for name, parameter in model.named_parameters():
+        if f".{ATTRIBUTE}." in name:
+            hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)
+            loader = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            if name in getattr(loader, "index", ()):
+                loader.index[name]["dtype"] = str(parameter.dtype).removeprefix("torch.")
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> Any:

@@ -16,8 +16,8 @@ from ssmax.nn import SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
 ATTRIBUTE = "ssmax"
-OLDEST = (5, 1)
-"""The first Transformers whose models all ask in one place."""
+OLDEST, NEWEST = (5, 1), (5, 22)
+"""The first Transformers whose models all ask in one place, and the last that was tested."""
 
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 

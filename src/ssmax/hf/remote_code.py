@@ -1,6 +1,7 @@
 """A converted model for people without this package: its weights and one file of code."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,31 +77,32 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
         values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
         values["model_type"] = TYPE_PREFIX + config.model_type
         values["architectures"] = [CLASS_PREFIX + kind.__name__]
-    classes = dict.fromkeys(heads.values())
-    write_whole(
-        path.with_name(f"{MODULE}.py"), source(list(classes), config.__name__ if strict else None)
-    )
+    code = source(heads, config.__name__ if strict else None)
+    write_whole(path.with_name(f"{MODULE}.py"), code)
     write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
-def source(classes: list[str], config: str | None) -> str:
-    """The file: our own lines, and a class for each of Transformers' that are named."""
+def source(heads: Mapping[str, str], config: str | None) -> str:
+    """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
     roots = [Symbol("ssmax.hf.full_checkpoint", "Converted")]
     parts = []
+    own_config = ""
     if config is not None:
         roots.append(Symbol(__name__, "OwnType"))
-        parts.append(
-            f"class {CLASS_PREFIX}{config}(OwnType, transformers.{config}):\n"
-            f'    """A {config} of a type of its own."""'
-        )
-    for name in classes:
-        own = f"\n\n    config_class = {CLASS_PREFIX}{config}" if config else ""
-        parts.append(
-            f"class {CLASS_PREFIX}{name}(Converted, transformers.{name}):\n"
-            f'    """{name} with Scalable-Softmax."""{own}'
-        )
+        parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
+        own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
+    for name, auto in {name: auto for auto, name in heads.items()}.items():
+        parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
+    definitions = bundle(roots, _INSTEAD)
+    return f"{_HEAD}import transformers\n{definitions}\n\n" + "\n\n\n".join(parts) + "\n"
+
+
+def _class(first: str, name: str, what: str, auto: str) -> str:
+    # By its Auto class Transformers knows that the code is to be saved with the model.
     return (
-        f"{_HEAD}import transformers\n{bundle(roots, _INSTEAD)}\n\n" + "\n\n\n".join(parts) + "\n"
+        f"class {CLASS_PREFIX}{name}({first}, transformers.{name}):\n"
+        f'    """{name} {what}."""\n\n'
+        f'    _auto_class = "{auto}"'
     )
 
 

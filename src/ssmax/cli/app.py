@@ -445,7 +445,7 @@ def evaluate_position_loss(
     from ssmax.cli.evaluate import position_loss
     from ssmax.study.measurement import Measurement
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    here = Measurement.of_run(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     position_loss(here, length=length, documents=documents, batch=batch, as_json=json_)
 
 
@@ -471,7 +471,7 @@ def evaluate_needle(
     from ssmax.cli.evaluate import needle
     from ssmax.study.measurement import Measurement
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    here = Measurement.of_run(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     needle(
         here,
         lengths=lengths,
@@ -503,7 +503,7 @@ def evaluate_needle_score(
     from ssmax.cli.evaluate import needle_score
     from ssmax.study.measurement import Measurement
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    here = Measurement.of_run(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     needle_score(
         here,
         length=length,
@@ -531,5 +531,5 @@ def evaluate_fading(
     from ssmax.cli.evaluate import fading
     from ssmax.study.measurement import Measurement
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
+    here = Measurement.of_run(folder, data=data, theta=theta, rule=rule, results=results, device=device)
     fading(here, length=length, documents=documents, as_json=json_)

@@ -53,7 +53,7 @@ def needle(
     as_json: bool,
 ) -> None:
     """Figure 6's numbers of one run."""
-    lengths = lengths or [here.config.model.train_length * factor for factor in (1, 2, 4)]
+    lengths = lengths or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
     found = here.needle(
         lengths=lengths,
@@ -85,7 +85,7 @@ def needle_score(
 ) -> None:
     """Figure 8's numbers of one run."""
     scores = here.needle_scores(
-        length=length or 2 * here.config.model.train_length,
+        length=length or 2 * here.usual_length,
         trials=trials,
         depth=depth,
         digits=digits,

@@ -213,7 +213,15 @@ def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, m
     package.mkdir()
     files = {
         "__init__": "",
-        "low": "import math\n\ndef half(x):\n    return x / 2\n\n\ndef unused():\n    return math.pi",
+        "low": """
+            import math
+
+            def half(x):
+                return x / 2
+
+            def unused():
+                return math.pi
+            """,
         "high": """
             from ssmax_bundled import low as below
             from ssmax_bundled.low import half as lower_half

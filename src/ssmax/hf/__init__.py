@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from ssmax.hf.foreign import adopt as adopt
     from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
     from ssmax.hf.remote_code import save_remote_code as save_remote_code
+    from ssmax.hf.subject import CausalSubject as CausalSubject
     from ssmax.hf.training import anneal as anneal
     from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
     from ssmax.hf.training import param_groups as param_groups
     from ssmax.hf.verification import verify as verify
 
 _HOME_OF = {
+    "CausalSubject": "subject",
     "adopt": "foreign",
     "anneal": "training",
     "convert": "conversion",
@@ -34,6 +36,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "CausalSubject",
     "adopt",
     "anneal",
     "convert",

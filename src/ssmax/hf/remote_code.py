@@ -14,7 +14,7 @@ from ssmax.hf.conversion import Conversion
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
 
 MODULE = "modeling_ssmax"
-_HEAD = '''"""Scalable-Softmax in models of Transformers: queries are scaled by their number of keys.
+_HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
 
 Written by ssmax.hf.save_remote_code from the package ssmax, which it does not need. Load it with
 AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).

@@ -1,4 +1,4 @@
-"""A model as it is measured: a run's under a rule and a theta, or anyone's; its text, its records."""
+"""A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -1,0 +1,97 @@
+"""Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
+
+import importlib.metadata
+from pathlib import Path
+
+from ssmax._extras import require
+from ssmax.data.shards import ShardSet
+from ssmax.data.tokenizer import FILE, load_tokenizer
+from ssmax.hf.subject import CausalSubject, load_causal
+from ssmax.study.measurement import Measurement
+from ssmax.train.world import device_of
+
+LONGEST_USUAL = 1024
+
+
+def hf_name(source: str, adapter: Path | None = None) -> str:
+    """What a model is called in records: a folder by its name, a model of the Hub by its own."""
+    name = Path(source).resolve().name if Path(source).exists() else source
+    return f"{name}+{adapter.resolve().name}" if adapter is not None else name
+
+
+def hf_tokenizer(source: str) -> str:
+    """Where a model's tokenizer.json is."""
+    utilities = require("transformers.utils", extra="hf", purpose="reading a tokenizer")
+    try:
+        path = utilities.cached_file(source, FILE)
+    except OSError:
+        path = None
+    if path is None:
+        raise ValueError(
+            f"{source!r} holds no {FILE}, so that no text can be put into its tokens; give "
+            "--tokenizer, a name or the path of one"
+        )
+    return path
+
+
+def hf_measurement(
+    source: str,
+    *,
+    adapter: Path | None,
+    tokenizer: str,
+    data: Path,
+    results: Path,
+    device: str | None,
+) -> Measurement:
+    """A model from a folder or the Hub, with an adapter's s where one is given.
+
+    `tokenizer` is a name or a path, `data` a folder that was prepared with it.
+    """
+    here = device_of(device)
+    loaded = load_tokenizer(tokenizer)
+    model = load_causal(source, adapter, dtype="auto").to(here)
+    config = model.config.get_text_config()
+    if loaded.vocabulary.size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer {tokenizer} has {loaded.vocabulary.size:,} tokens, the model "
+            f"{config.vocab_size:,}; give the model's own"
+        )
+    first = _first_token(source, tokenizer)
+    measured = Measurement(
+        CausalSubject(model, first=first),
+        loaded,
+        run=hf_name(source, adapter),
+        identity={
+            "source": source,
+            "adapter": None if adapter is None else str(adapter),
+            "model": model.config.to_dict(),
+            "dtype": str(model.dtype),
+            "tokenizer": loaded.vocabulary.hash,
+            "transformers": importlib.metadata.version("transformers"),
+        },
+        data=data,
+        results=results,
+        device=here,
+        usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
+        first=first,
+    )
+    _check_text(measured.shards(), loaded.vocabulary.hash, tokenizer)
+    return measured
+
+
+def _first_token(source: str, tokenizer: str) -> int | None:
+    """What the model's own tokenizer puts before every text."""
+    transformers = require("transformers", extra="hf", purpose="reading a tokenizer")
+    if not Path(tokenizer).exists():
+        return None
+    own = transformers.AutoTokenizer.from_pretrained(source)
+    tokens = own("a").input_ids
+    return tokens[0] if tokens and tokens[0] == own.bos_token_id else None
+
+
+def _check_text(shards: ShardSet, wanted: str, tokenizer: str) -> None:
+    if shards.vocabulary.hash != wanted:
+        raise ValueError(
+            f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of the "
+            f"model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
+        )

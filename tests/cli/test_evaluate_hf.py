@@ -60,10 +60,10 @@ def test_before_and_after_stand_side_by_side_in_one_report(home, capsys):
         found = records(home, kind)
         assert list(found) == ["base", "same"]
         for before, after in zip(found["base"], found["same"], strict=True):
-            # Converted and not trained, a model is the same; eager code rounds by its layout.
-            for field in ("binned", "said"):
-                assert getattr(before, field, None) == getattr(after, field, None)
-            for field in ("number_scores", "largest", "entropy"):
+            # Converted and not trained, a model is the same; loaded from another file, its weights
+            # may be aligned otherwise and its sums end in another last bit.
+            assert getattr(before, "said", None) == getattr(after, "said", None)
+            for field in ("binned", "number_scores", "largest", "entropy"):
                 if hasattr(before, field):
                     values = (getattr(one, field) for one in (before, after))
                     np.testing.assert_allclose(*values, atol=1e-6)

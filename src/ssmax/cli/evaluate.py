@@ -68,7 +68,7 @@ class Models:
             return
         from ssmax.study.hf_measurement import hf_measurement, hf_name, hf_tokenizer
 
-        models = [(source, None) for source in self.hf]
+        models: list[tuple[str, Path | None]] = [(source, None) for source in self.hf]
         if self.adapter is not None:
             models.append((self.hf[0], self.adapter))
         names = [hf_name(source, adapter) for source, adapter in models]

@@ -107,11 +107,12 @@ class _Module:
             self.inside[name] = Symbol(self.name, name)
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                name = alias.asname or alias.name
+                name = alias.asname or alias.name.partition(".")[0]
                 if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
                     self.inside[name] = _home(f"{node.module}", alias.name)
                 else:
-                    self.outside[name] = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
+                    origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+                    self.outside[name] = f"{origin}import {ast.unparse(alias)}"
 
 
 _module = functools.cache(_Module)

@@ -30,7 +30,7 @@ class Converted:
         cls._keep_in_fp32_modules_strict = {*others, ATTRIBUTE}
 
     def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
-        super().__init__(config, *arguments, **options)
+        super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
         values, prefix = getattr(config, KEY), f"{self.base_model_prefix}."
         known = dict(self.named_modules())
         # A head may stand before the model that was saved, or may have been left out.
@@ -72,8 +72,9 @@ def _read_as_it_is(model: Any) -> None:
         if f".{ATTRIBUTE}." in name:
             hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)
             loader = getattr(getattr(hook, "weights_map", None), "dataset", None)
-            if name in getattr(loader, "index", ()):
-                loader.index[name]["dtype"] = str(parameter.dtype).removeprefix("torch.")
+            index = getattr(loader, "index", {})
+            if name in index:
+                index[name]["dtype"] = str(parameter.dtype).removeprefix("torch.")
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> Any:

@@ -299,3 +299,40 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert app.run(["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
     assert "cannot be loaded" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@torch.no_grad()
+def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
+    from ssmax.cli import app
+    from ssmax.hf.subject import load_causal
+
+    ours = randomise(ssmax.hf.convert(build("llama"), init="paper", train_length=64))
+    for suffix, shape in (("ssmax_scale", (4,)), ("softmax_scaler", (1, 1, 4, 1))):
+        folder = tmp_path / suffix
+        build("llama").save_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        for name, tensor in ssmax.hf.adapter.ssmax_tensors(ours).items():
+            weights[name.replace("ssmax.scale", suffix)] = tensor.view(shape)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        tokens = tokens_of()
+        wanted = ours(tokens).logits
+        assert torch.equal(load_causal(folder)(tokens).logits, wanted)
+        assert app.run(["convert", str(folder), str(tmp_path / f"{suffix}-out")]) == 0
+        assert "carries an s, which is kept" in capsys.readouterr().out
+        again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
+        assert torch.equal(again(tokens).logits, wanted)
+    # Nor is an s of our own, where somebody would convert a converted model.
+    ours.save_pretrained(tmp_path / "whole")
+    assert app.run(["convert", str(tmp_path / "whole"), str(tmp_path / "twice")]) == 2
+    assert "is converted already" in capsys.readouterr().err
+
+
+def test_an_s_that_is_unclear_is_refused_on_the_way(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    weights["model.layers.0.self_attn.ssmax_s"] = torch.ones(4)
+    save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
+    assert "neither its log nor its n is known" in capsys.readouterr().err

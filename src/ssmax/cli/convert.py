@@ -33,8 +33,12 @@ def convert_shown(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder; give another one")
     model = _load(transformers, source)
-    choice: dict[str, Any] = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-    ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+    # One that came with an s by another name has been given its place.
+    if not hasattr(model.config, "ssmax"):
+        choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
+        ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+    elif not as_json:
+        print(f"{source} carries an s, which is kept; the options that choose one are not used")
     verified = ssmax.hf.verify(model)
     if adapter:
         ssmax.hf.save(model, out)
@@ -61,12 +65,14 @@ def convert_shown(
 
 
 def _load(transformers: Any, source: str) -> Any:
+    from ssmax.hf.foreign import load_with_s
+
     try:
         config = transformers.AutoConfig.from_pretrained(source)
         names = config.architectures or []
         kind = getattr(transformers, names[0], None) if names else None
         kind = kind or transformers.AutoModelForCausalLM
-        return kind.from_pretrained(source, dtype="auto")
+        return load_with_s(kind, source, dtype="auto")
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"{source!r} cannot be loaded: {first}") from None

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ssmax._extras import require
 from ssmax.hf.adapter import load
 from ssmax.hf.conversion import KEY
+from ssmax.hf.foreign import load_with_s
 from ssmax.hf.full_checkpoint import from_pretrained
 
 CHUNK = 1024
@@ -29,7 +30,7 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
         if KEY in values:
             model = from_pretrained(source, **options)
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(source, **options)
+            model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"{str(source)!r} cannot be loaded: {first}") from None

@@ -93,11 +93,12 @@ def test_an_adapter_is_measured_beside_its_base(home, capsys):
     assert losses["base"][0].mean != losses["base+adapter"][0].mean
 
 
-def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, capsys, monkeypatch):
+def save_tokenizer(folder, *, letters):
+    """Every letter a token, a first token before every text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    vocabulary = {"<s>": 0, "</s>": 1} | {chr(code): code for code in range(32, 127)}
-    made = Tokenizer(models.BPE(vocab=vocabulary | {"\u010a": 2}, merges=[]))
+    vocabulary = {"<s>": 0, "</s>": 1, "\n": 2} | {letter: ord(letter) for letter in letters}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     made.add_special_tokens(["<s>", "</s>"])
     made.post_processor = processors.TemplateProcessing(
@@ -106,7 +107,12 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     own = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, bos_token="<s>", eos_token="</s>"
     )
-    own.save_pretrained("base")
+    own.save_pretrained(folder)
+
+
+def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, capsys, monkeypatch):
+    letters = [chr(code) for code in range(32, 127)]
+    save_tokenizer("base", letters=letters)
     firsts = []
     losses = ssmax.hf.CausalSubject.losses
 
@@ -123,6 +129,14 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     capsys.readouterr()
     assert app.run([*typed.split(), "--data", "tokens/train"]) == 2
     assert "are those of 'bytes', not of the model" in capsys.readouterr().err
+    # Beside it another model must read the same tokens; what ssmax convert writes does.
+    assert app.run(["convert", "base", "converted"]) == 0
+    both = [*typed.split(), "--data", "own/train", "--hf"]
+    assert app.run([*both, "converted"]) == 0
+    save_tokenizer("same", letters=letters[:-1])
+    capsys.readouterr()
+    assert app.run([*both, "same"]) == 2
+    assert "'same' reads other tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

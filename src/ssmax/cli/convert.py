@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
+from ssmax.data.tokenizer import FILE
 
 
 def convert_shown(
@@ -85,3 +87,6 @@ def _copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     tokenizer.save_pretrained(out)
+    if (Path(source) / FILE).is_file():
+        # As it was: tokens that were prepared with it are known by its bytes.
+        shutil.copyfile(Path(source) / FILE, out / FILE)

@@ -66,7 +66,12 @@ class Models:
                 device=self.device,
             )  # fmt: skip
             return
-        from ssmax.study.hf_measurement import hf_measurement, hf_name, hf_tokenizer
+        from ssmax.study.hf_measurement import (
+            check_same_tokens,
+            hf_measurement,
+            hf_name,
+            hf_tokenizer,
+        )
 
         models: list[tuple[str, Path | None]] = [(source, None) for source in self.hf]
         if self.adapter is not None:
@@ -74,13 +79,16 @@ class Models:
         names = [hf_name(source, adapter) for source, adapter in models]
         if len(set(names)) < len(names):
             raise ValueError(f"two models are called {max(names, key=names.count)!r}; rename one")
+        tokenizer = self.tokenizer or hf_tokenizer(self.hf[0])
+        for source in self.hf[1:]:
+            check_same_tokens(source, tokenizer)
+        data = self.data or default_text(tokenizer, is_shown=not self.as_json)
         for source, adapter in models:
-            tokenizer = self.tokenizer or hf_tokenizer(source)
             yield hf_measurement(
                 source,
                 adapter=adapter,
                 tokenizer=tokenizer,
-                data=self.data or default_text(tokenizer, is_shown=not self.as_json),
+                data=data,
                 results=self.results,
                 device=self.device,
             )

@@ -18,16 +18,11 @@ _PLACE = (
 class Converted:
     """In front of a class of Transformers: converted as soon as it is built, as its config says.
 
-    So the checkpoint's s and b find their places, in float32. One that is missing is an error:
-    Transformers itself would leave it uninitialised.
+    So the checkpoint's s and b find their places, which are float32. One that is missing is an
+    error: Transformers itself would leave it uninitialised.
     """
 
     base_model_prefix: str
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        others = getattr(cls, "_keep_in_fp32_modules_strict", None) or ()
-        cls._keep_in_fp32_modules_strict = {*others, ATTRIBUTE}
 
     def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]

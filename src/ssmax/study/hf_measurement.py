@@ -1,6 +1,7 @@
 """Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
 
 import importlib.metadata
+import inspect
 from pathlib import Path
 
 from ssmax._extras import require
@@ -11,6 +12,8 @@ from ssmax.study.measurement import Measurement
 from ssmax.train.world import device_of
 
 LONGEST_USUAL = 1024
+SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
+"""Text by which two tokenizers are told apart."""
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
@@ -56,7 +59,7 @@ def hf_measurement(
             f"the tokenizer {tokenizer} has {loaded.vocabulary.size:,} tokens, the model "
             f"{config.vocab_size:,}; give the model's own"
         )
-    first = _first_token(source, tokenizer)
+    first = _first_token(tokenizer)
     measured = Measurement(
         CausalSubject(model, first=first),
         loaded,
@@ -79,19 +82,36 @@ def hf_measurement(
     return measured
 
 
-def _first_token(source: str, tokenizer: str) -> int | None:
-    """What the model's own tokenizer puts before every text."""
-    transformers = require("transformers", extra="hf", purpose="reading a tokenizer")
-    if not Path(tokenizer).exists():
+def check_same_tokens(source: str, tokenizer: str) -> None:
+    """Losses stand beside each other only where all models read the same tokens."""
+    try:
+        own = load_tokenizer(hf_tokenizer(source))
+    except ValueError:
+        return
+    ours = load_tokenizer(tokenizer)
+    same_size = own.vocabulary.size == ours.vocabulary.size
+    if not same_size or own.encode(SAMPLE) != ours.encode(SAMPLE):
+        raise ValueError(
+            f"{source!r} reads other tokens than {tokenizer}, so that their numbers cannot stand "
+            "side by side; measure it alone, with --results of its own"
+        )
+
+
+def _first_token(tokenizer: str) -> int | None:
+    """What a tokenizer.json puts before every text."""
+    path = Path(tokenizer) / FILE if Path(tokenizer).is_dir() else Path(tokenizer)
+    if not path.is_file():
         return None
-    own = transformers.AutoTokenizer.from_pretrained(source)
-    tokens = own("a").input_ids
-    return tokens[0] if tokens and tokens[0] == own.bos_token_id else None
+    tokenizers = require("tokenizers", extra="lab", purpose="reading a tokenizer")
+    made = tokenizers.Tokenizer.from_file(str(path))
+    with_specials, bare = (made.encode("a", add_special_tokens=add).ids for add in (True, False))
+    return with_specials[0] if with_specials[:1] != bare[:1] else None
 
 
 def _check_text(shards: ShardSet, wanted: str, tokenizer: str) -> None:
     if shards.vocabulary.hash != wanted:
         raise ValueError(
             f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of the "
-            f"model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
+            f"model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}, or "
+            "give the file that they were made with as --tokenizer"
         )

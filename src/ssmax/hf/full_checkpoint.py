@@ -62,7 +62,7 @@ class Converted:
 
 
 def _read_as_it_is(model: Any) -> None:
-    """Before 5.15, Transformers notes the model's dtype for all that it leaves on disk."""
+    """Transformers up to 5.8 at least notes the model's dtype for all that it leaves on disk."""
     for name, parameter in model.named_parameters():
         if f".{ATTRIBUTE}." in name:
             hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)

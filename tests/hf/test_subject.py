@@ -45,11 +45,14 @@ def test_attention_rows_are_those_of_eager_code(model, narrow):
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        wanted = model(tokens, output_attentions=True, use_cache=False).attentions
-    assert len(found) == len(wanted)
-    for ours, theirs in zip(found, wanted, strict=True):
+        whole = model(tokens, output_attentions=True, use_cache=False).attentions
+        exact = model.double()(tokens, output_attentions=True, use_cache=False).attentions
+    for ours, theirs, wanted in zip(found, whole, exact, strict=True):
         assert ours.shape == (2, 4, 4, 30)
-        torch.testing.assert_close(ours, theirs[:, :, rows], atol=2e-6, rtol=1e-5)
+        error, budget = (
+            (one - wanted[:, :, rows]).abs().max() for one in (ours, theirs[:, :, rows])
+        )
+        assert error <= 4 * budget + 1e-6
 
 
 def test_generation_is_greedy_for_every_prompt_as_alone(model, narrow):

@@ -19,7 +19,7 @@ from ssmax.hf.foreign import load_with_s
 from ssmax.hf.full_checkpoint import from_pretrained
 
 CHUNK = 1024
-"""Tokens that are read at a time: logits and masks are never wider."""
+"""Tokens that are read at a time for losses and rows: logits and masks are never wider."""
 
 
 def load_causal(source: str | Path, adapter: str | Path | None = None, **options: Any) -> Any:
@@ -122,7 +122,6 @@ class CausalSubject:
             max_new_tokens=max_new_tokens,
             eos_token_id=ends or None,
             pad_token_id=0,
-            prefill_chunk_size=CHUNK if longest > CHUNK else None,
         )
         new = self.model.generate(tokens, attention_mask=seen, generation_config=plain)
         return [

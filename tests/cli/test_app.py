@@ -49,7 +49,7 @@ def test_help_is_instant():
     [
         "reproduce", "report", "doctor", "bench", "pretrain", "finetune", "generate", "data",
         "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
-        "evaluate needle-score", "evaluate fading",
+        "evaluate needle-score", "evaluate fading", "evaluate all", "convert",
     ],
 )  # fmt: skip
 def test_every_verb_has_help(verb, capsys):

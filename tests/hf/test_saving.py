@@ -1,9 +1,12 @@
 """Nothing is lost silently: adapters, whole checkpoints, and what is missing in them."""
 
+import copy
+import hashlib
 import json
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tiny_models import build, inputs_of, randomise, tokens_of
 
@@ -39,23 +42,149 @@ def test_a_whole_checkpoint_comes_back_bit_for_bit(name, tmp_path):
     assert torch.equal(again(**inputs).logits, model(**inputs).logits)
 
 
-def test_in_bfloat16_s_stays_float32(tmp_path):
-    model = randomise(ssmax.hf.convert(build("llama")))
-    model.save_pretrained(tmp_path)
-    loaded = ssmax.hf.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    scale = loaded.model.layers[0].self_attn.ssmax.scale
-    assert loaded.lm_head.weight.dtype == torch.bfloat16 and scale.dtype == torch.float32
-    assert torch.equal(scale, model.model.layers[0].self_attn.ssmax.scale)
+@torch.no_grad()
+def test_shards_subfolders_and_revisions_are_found(tmp_path):
+    """A cache of the Hub with two revisions of one model, each in shards in a subfolder."""
+    models = {name: randomise(ssmax.hf.convert(build("llama")), seed=i)
+              for i, name in enumerate(("first", "second"))}  # fmt: skip
+    repository = tmp_path / "models--someone--some-model"
+    for name, model in models.items():
+        commit = hashlib.sha1(name.encode()).hexdigest()
+        folder = repository / "snapshots" / commit / "inner"
+        model.save_pretrained(folder, max_shard_size="20kB")
+        assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+    tokens = tokens_of()
+    for name, model in models.items():
+        loaded = ssmax.hf.from_pretrained(
+            "someone/some-model",
+            revision=name,
+            subfolder="inner",
+            cache_dir=tmp_path,
+            local_files_only=True,
+        )
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-def test_what_lacks_an_s_is_refused_by_its_name(tmp_path):
+OFFLOADED = {
+    "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu",
+    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk",
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_offloaded_s_is_float32_and_exact(tmp_path, dtype):
     model = randomise(ssmax.hf.convert(build("llama")))
+    model.save_pretrained(tmp_path / "whole")
+    wanted = ssmax.hf.from_pretrained(tmp_path / "whole", dtype=dtype)
+    away = ssmax.hf.from_pretrained(
+        tmp_path / "whole", dtype=dtype, device_map=OFFLOADED, offload_folder=tmp_path / "off"
+    )
+    assert away.model.layers[0].self_attn.ssmax.scale.device.type == "meta"
+    tokens = tokens_of()
+    assert torch.equal(away(tokens).logits, wanted(tokens).logits)
+    ssmax.hf.save(away, tmp_path / "adapter")
+    stored = load_file(tmp_path / "adapter" / "ssmax.safetensors")
+    for name, value in ssmax.hf.adapter.ssmax_tensors(model).items():
+        assert stored[name].dtype == torch.float32 and torch.equal(stored[name], value)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:Attempting to save a model with offloaded modules")
+def test_an_adapter_fits_an_offloaded_base(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    ssmax.hf.save(model, tmp_path / "adapter")
+    build("llama").save_pretrained(tmp_path / "base")
+    base = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path / "base", device_map=OFFLOADED, offload_folder=tmp_path / "off"
+    )
+    ssmax.hf.load(base, tmp_path / "adapter")
+    tokens = tokens_of()
+    assert torch.equal(base(tokens).logits, model(tokens).logits)
+    base.save_pretrained(tmp_path / "whole")
+    whole = ssmax.hf.from_pretrained(tmp_path / "whole")
+    assert torch.equal(whole(tokens).logits, model(tokens).logits)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:torch.*deprecated")
+def test_an_adapter_fits_a_quantised_base(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    ssmax.hf.save(model, tmp_path)
+    quantised = quantise(build("llama"))
+    ssmax.hf.load(quantised, tmp_path)
+    ssmax.hf.verify(quantised)
+    tokens = tokens_of()
+    # The same layers made int8 after the conversion: what differs is not the adapter.
+    assert torch.equal(quantised(tokens).logits, quantise(model)(tokens).logits)
+    assert not torch.equal(quantised(tokens).logits, quantise(build("llama"))(tokens).logits)
+    scale = quantised.model.layers[0].self_attn.ssmax.scale
+    assert scale.dtype == torch.float32
+    ssmax.hf.save(quantised, tmp_path / "again")
+    assert (
+        load_file(tmp_path / "again" / "ssmax.safetensors").keys()
+        == load_file(tmp_path / "ssmax.safetensors").keys()
+    )
+
+
+def quantise(model):
+    """A copy with every linear layer in int8, packed: its weights are no tensors any more."""
+    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda model, folder: ssmax.hf.from_pretrained(folder).to(torch.bfloat16),
+        lambda model, folder: ssmax.hf.from_pretrained(folder).half(),
+        lambda model, folder: ssmax.hf.from_pretrained(folder, dtype="auto"),
+        lambda model, folder: ssmax.hf.from_pretrained(folder, dtype="auto", device_map="auto"),
+        lambda model, folder: ssmax.hf.from_pretrained(folder, dtype=torch.float16),
+        lambda model, folder: ssmax.hf.load(build("llama").to(torch.bfloat16), folder / "adapter"),
+        lambda model, folder: copy.deepcopy(model).to(torch.bfloat16),
+    ],
+)
+def test_whatever_a_model_is_cast_to_s_stays_float32(tmp_path, cast):
+    model = randomise(ssmax.hf.convert(build("llama").to(torch.bfloat16)))
     model.save_pretrained(tmp_path)
+    ssmax.hf.save(model, tmp_path / "adapter")
+    narrow = cast(model, tmp_path)
+    assert narrow.lm_head.weight.dtype in (torch.bfloat16, torch.float16)
+    wanted = ssmax.hf.adapter.ssmax_tensors(model)
+    for name, value in ssmax.hf.adapter.ssmax_tensors(narrow).items():
+        assert value.dtype == torch.float32 and torch.equal(value, wanted[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda w: w.pop("model.layers.1.self_attn.ssmax.scale"),
+            "lacks .*1.self_attn.ssmax.scale",
+        ),
+        (
+            lambda w: w.update({"model.layers.0.self_attn.ssmax.more": torch.zeros(4)}),
+            "has too many: model.layers.0.self_attn.ssmax.more",
+        ),
+        (
+            lambda w: w.update({"model.layers.0.self_attn.ssmax.bias": torch.zeros(7)}),
+            r"has model.layers.0.self_attn.ssmax.bias \(7,\) instead of \(4,\)",
+        ),
+        (
+            lambda w: w.update({"model.norm.weight": torch.zeros(7)}),
+            r"has model.norm.weight \(7,\) instead of \(32,\)",
+        ),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_layer(tmp_path, change, message):
+    randomise(ssmax.hf.convert(build("llama"))).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    name = "model.layers.1.self_attn.ssmax.scale"
-    without = {key: value for key, value in weights.items() if key != name}
-    save_file(without, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=f"lacks {name}"):
+    change(weights)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=message):
         ssmax.hf.from_pretrained(tmp_path)
 
 
@@ -170,3 +299,40 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert app.run(["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
     assert "cannot be loaded" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@torch.no_grad()
+def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
+    from ssmax.cli import app
+    from ssmax.hf.subject import load_causal
+
+    ours = randomise(ssmax.hf.convert(build("llama"), init="paper", train_length=64))
+    for suffix, shape in (("ssmax_scale", (4,)), ("softmax_scaler", (1, 1, 4, 1))):
+        folder = tmp_path / suffix
+        build("llama").save_pretrained(folder)
+        weights = load_file(folder / "model.safetensors")
+        for name, tensor in ssmax.hf.adapter.ssmax_tensors(ours).items():
+            weights[name.replace("ssmax.scale", suffix)] = tensor.view(shape)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        tokens = tokens_of()
+        wanted = ours(tokens).logits
+        assert torch.equal(load_causal(folder)(tokens).logits, wanted)
+        assert app.run(["convert", str(folder), str(tmp_path / f"{suffix}-out")]) == 0
+        assert "carries an s, which is kept" in capsys.readouterr().out
+        again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
+        assert torch.equal(again(tokens).logits, wanted)
+    # Nor is an s of our own, where somebody would convert a converted model.
+    ours.save_pretrained(tmp_path / "whole")
+    assert app.run(["convert", str(tmp_path / "whole"), str(tmp_path / "twice")]) == 2
+    assert "is converted already" in capsys.readouterr().err
+
+
+def test_an_s_that_is_unclear_is_refused_on_the_way(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    weights["model.layers.0.self_attn.ssmax_s"] = torch.ones(4)
+    save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
+    assert "neither its log nor its n is known" in capsys.readouterr().err

@@ -167,14 +167,16 @@ def reproduce(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="A study's folder, or one of results.")
+    ],
     open_page: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Judge and draw again what a study has measured."""
+    """Judge and draw again what a study has measured; other results are shown side by side."""
     from ssmax.cli.study import report_shown
 
     report_shown(folder, open_page=open_page, as_json=json_)
@@ -199,6 +201,12 @@ def convert(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
     ] = False,
+    remote_code: Annotated[
+        bool, typer.Option("--remote-code", help="A file of code beside it, to load without ssmax.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Likewise, refused where that code is not trusted.")
+    ] = False,
     json_: Json = False,
 ) -> None:
     """Give a Hugging Face model Scalable-Softmax, verified, ready to train."""
@@ -214,6 +222,8 @@ def convert(
         layers=layers,
         attention=attention,
         adapter=adapter,
+        remote_code=remote_code,
+        strict=strict,
         as_json=json_,
     )
 
@@ -412,7 +422,17 @@ def generate(
             print(f"{prompt}{tokenizer.decode(row)}\n---")
 
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+RunFolder = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")]
+Hf = Annotated[
+    list[str] | None,
+    typer.Option("--hf", metavar="MODEL", help="A folder or a name on the Hub; may be repeated."),
+]
+Adapter = Annotated[
+    Path | None, typer.Option(help="Measure the --hf model with this adapter's s beside it.")
+]
+OwnTokenizer = Annotated[
+    str | None, typer.Option("--tokenizer", help="For --hf; by default the model's own.")
+]
 Text = Annotated[Path | None, typer.Option("--data", help="Prepared tokens; by default the run's.")]
 Theta = Annotated[float | None, typer.Option(help="Base of the rotation; by default the run's.")]
 Rule = Annotated[str | None, typer.Option(help="Replace the attention's rule first: e's is ssmax.")]
@@ -422,7 +442,10 @@ Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
 
 @evaluate_app.command("position-loss")
 def evaluate_position_loss(
-    folder: RunFolder,
+    folder: RunFolder = None,
+    hf: Hf = None,
+    adapter: Adapter = None,
+    tokenizer: OwnTokenizer = None,
     length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
     documents: Annotated[int, typer.Option(help="How many.")] = 32,
     batch: Annotated[int, typer.Option(help="Documents at a time.")] = 1,
@@ -434,16 +457,25 @@ def evaluate_position_loss(
     json_: Json = False,
 ) -> None:
     """The loss at every position of long documents: figure 5."""
-    from ssmax.cli.evaluate import position_loss
-    from ssmax.study.measurement import Measurement
+    from ssmax.cli.evaluate import Models, position_loss
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    position_loss(here, length=length, documents=documents, batch=batch, as_json=json_)
+    models = Models(
+        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
+        rule=rule, results=results, device=device, as_json=json_,
+    )  # fmt: skip
+    models.each(
+        lambda here: position_loss(
+            here, length=length, documents=documents, batch=batch, as_json=json_
+        )
+    )
 
 
 @evaluate_app.command("needle")
 def evaluate_needle(
-    folder: RunFolder,
+    folder: RunFolder = None,
+    hf: Hf = None,
+    adapter: Adapter = None,
+    tokenizer: OwnTokenizer = None,
     lengths: Annotated[
         list[int] | None, typer.Option("--length", help="Tokens of a context; may be repeated.")
     ] = None,
@@ -460,25 +492,32 @@ def evaluate_needle(
     json_: Json = False,
 ) -> None:
     """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
-    from ssmax.cli.evaluate import needle
-    from ssmax.study.measurement import Measurement
+    from ssmax.cli.evaluate import Models, needle
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    needle(
-        here,
-        lengths=lengths,
-        depths=depths,
-        trials=trials,
-        digits=digits,
-        batch=batch,
-        seed=seed,
-        as_json=json_,
+    models = Models(
+        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
+        rule=rule, results=results, device=device, as_json=json_,
+    )  # fmt: skip
+    models.each(
+        lambda here: needle(
+            here,
+            lengths=lengths,
+            depths=depths,
+            trials=trials,
+            digits=digits,
+            batch=batch,
+            seed=seed,
+            as_json=json_,
+        )
     )
 
 
 @evaluate_app.command("needle-score")
 def evaluate_needle_score(
-    folder: RunFolder,
+    folder: RunFolder = None,
+    hf: Hf = None,
+    adapter: Adapter = None,
+    tokenizer: OwnTokenizer = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a context.")] = None,
     trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
     depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
@@ -492,24 +531,31 @@ def evaluate_needle_score(
     json_: Json = False,
 ) -> None:
     """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
-    from ssmax.cli.evaluate import needle_score
-    from ssmax.study.measurement import Measurement
+    from ssmax.cli.evaluate import Models, needle_score
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    needle_score(
-        here,
-        length=length,
-        trials=trials,
-        depth=depth,
-        digits=digits,
-        seed=seed,
-        as_json=json_,
+    models = Models(
+        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
+        rule=rule, results=results, device=device, as_json=json_,
+    )  # fmt: skip
+    models.each(
+        lambda here: needle_score(
+            here,
+            length=length,
+            trials=trials,
+            depth=depth,
+            digits=digits,
+            seed=seed,
+            as_json=json_,
+        )
     )
 
 
 @evaluate_app.command("fading")
 def evaluate_fading(
-    folder: RunFolder,
+    folder: RunFolder = None,
+    hf: Hf = None,
+    adapter: Adapter = None,
+    tokenizer: OwnTokenizer = None,
     length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
     documents: Annotated[int, typer.Option(help="How many.")] = 8,
     data: Text = None,
@@ -520,8 +566,50 @@ def evaluate_fading(
     json_: Json = False,
 ) -> None:
     """How sharp attention is, head by head, as the context grows."""
-    from ssmax.cli.evaluate import fading
-    from ssmax.study.measurement import Measurement
+    from ssmax.cli.evaluate import Models, fading
 
-    here = Measurement(folder, data=data, theta=theta, rule=rule, results=results, device=device)
-    fading(here, length=length, documents=documents, as_json=json_)
+    models = Models(
+        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
+        rule=rule, results=results, device=device, as_json=json_,
+    )  # fmt: skip
+    models.each(lambda here: fading(here, length=length, documents=documents, as_json=json_))
+
+
+@evaluate_app.command("all")
+def evaluate_all(
+    folder: RunFolder = None,
+    hf: Hf = None,
+    adapter: Adapter = None,
+    tokenizer: OwnTokenizer = None,
+    length: Annotated[int, typer.Option(help="Tokens of a document and of a context.")] = 1024,
+    documents: Annotated[int, typer.Option(help="How many, for losses and fading.")] = 8,
+    depths: Annotated[int, typer.Option(help="Of needles, from start to end.")] = 5,
+    trials: Annotated[int, typer.Option(help="Of every depth, and of needle scores.")] = 10,
+    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
+    data: Text = None,
+    theta: Theta = None,
+    rule: Rule = None,
+    seed: Seed = 0,
+    results: Results = Path("results"),
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """All four at one length; --hf BEFORE --hf AFTER shows them side by side."""
+    from ssmax.cli.evaluate import Models, everything
+
+    models = Models(
+        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
+        rule=rule, results=results, device=device, as_json=json_,
+    )  # fmt: skip
+    models.each(
+        lambda here: everything(
+            here,
+            length=length,
+            documents=documents,
+            depths=depths,
+            trials=trials,
+            digits=digits,
+            seed=seed,
+            as_json=json_,
+        )
+    )

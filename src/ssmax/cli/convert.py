@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
+from ssmax.data.tokenizer import FILE
 
 
 def convert_shown(
@@ -19,22 +21,37 @@ def convert_shown(
     layers: str,
     attention: str,
     adapter: bool,
+    remote_code: bool,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Load, convert, verify, save; say what was done."""
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
 
+    has_code = remote_code or strict
+    if adapter and has_code:
+        raise ValueError("--adapter writes s and b alone, without a model for --remote-code")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder; give another one")
     model = _load(transformers, source)
-    choice: dict[str, Any] = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-    ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+    # One that came with an s by another name has been given its place.
+    if not hasattr(model.config, "ssmax"):
+        choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
+        ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+    elif not as_json:
+        print(f"{source} carries an s, which is kept; the options that choose one are not used")
     verified = ssmax.hf.verify(model)
     if adapter:
         ssmax.hf.save(model, out)
+        how = f"ssmax.hf.load(base, {str(out)!r})"
+    elif has_code:
+        ssmax.hf.save_remote_code(model, out, strict=strict)
+        how = f"AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True)"
     else:
         model.save_pretrained(out)
+        how = f"ssmax.hf.from_pretrained({str(out)!r})"
+    if not adapter:
         _copy_tokenizer(transformers, source, out)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
@@ -46,21 +63,18 @@ def convert_shown(
         f"{type(model).__name__}: {verified.layers} attention layers converted and verified, "
         f"{ours:,} of {total:,} parameters are s and b"
     )
-    how = (
-        f"ssmax.hf.load(base, {str(out)!r})"
-        if adapter
-        else f"ssmax.hf.from_pretrained({str(out)!r})"
-    )
     print(f"{out}: load it with {how}")
 
 
 def _load(transformers: Any, source: str) -> Any:
+    from ssmax.hf.foreign import load_with_s
+
     try:
         config = transformers.AutoConfig.from_pretrained(source)
         names = config.architectures or []
         kind = getattr(transformers, names[0], None) if names else None
         kind = kind or transformers.AutoModelForCausalLM
-        return kind.from_pretrained(source, dtype="auto")
+        return load_with_s(kind, source, dtype="auto")
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"{source!r} cannot be loaded: {first}") from None
@@ -73,3 +87,6 @@ def _copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     tokenizer.save_pretrained(out)
+    if (Path(source) / FILE).is_file():
+        # As it was: tokens that were prepared with it are known by its bytes.
+        shutil.copyfile(Path(source) / FILE, out / FILE)

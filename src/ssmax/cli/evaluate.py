@@ -1,10 +1,13 @@
 """What a measurement came to, as a person reads it."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from ssmax.cli.prepare import default_text
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.records import to_json_line
@@ -23,6 +26,106 @@ class Counter:
         self._line.show(f"{what} {done:,}/{total:,}", is_last=done == total)
         if done == total:
             self._line.close()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models:
+    """What is to be measured: a run, or models of Hugging Face side by side."""
+
+    run: Path | None
+    hf: Sequence[str]
+    adapter: Path | None
+    tokenizer: str | None
+    data: Path | None
+    theta: float | None
+    rule: str | None
+    results: Path
+    device: str | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if (self.run is None) == (not self.hf):
+            raise ValueError("give one thing to measure: a run's folder, or --hf MODEL")
+        if self.run is not None and (self.adapter or self.tokenizer):
+            raise ValueError("--adapter and --tokenizer go with --hf; a run has its own")
+        if self.hf and (self.rule is not None or self.theta is not None):
+            raise ValueError(
+                "--rule and --theta are a run's; for a Hugging Face model use ssmax convert"
+            )
+        if self.adapter is not None and len(self.hf) != 1:
+            raise ValueError(f"--adapter goes with one --hf, got {len(self.hf)}")
+
+    def measurements(self) -> Iterator[Measurement]:
+        """One after the other, so that one model at a time is in memory.
+
+        An adapter's base is measured without it first.
+        """
+        if self.run is not None:
+            yield Measurement.of_run(
+                self.run, data=self.data, theta=self.theta, rule=self.rule, results=self.results,
+                device=self.device,
+            )  # fmt: skip
+            return
+        from ssmax.study.hf_measurement import (
+            check_same_tokens,
+            hf_measurement,
+            hf_name,
+            hf_tokenizer,
+        )
+
+        models: list[tuple[str, Path | None]] = [(source, None) for source in self.hf]
+        if self.adapter is not None:
+            models.append((self.hf[0], self.adapter))
+        names = [hf_name(source, adapter) for source, adapter in models]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two models are called {max(names, key=names.count)!r}; rename one")
+        tokenizer = self.tokenizer or hf_tokenizer(self.hf[0])
+        for source in self.hf[1:]:
+            check_same_tokens(source, tokenizer)
+        data = self.data or default_text(tokenizer, is_shown=not self.as_json)
+        for source, adapter in models:
+            yield hf_measurement(
+                source,
+                adapter=adapter,
+                tokenizer=tokenizer,
+                data=data,
+                results=self.results,
+                device=self.device,
+            )
+
+    def each(self, measure: Callable[[Measurement], None]) -> None:
+        """Measure them all; several are then shown beside each other."""
+        for here in self.measurements():
+            if self.hf and not self.as_json:
+                print(here.run)
+            measure(here)
+        if self.hf and not self.as_json:
+            show_side_by_side(self.results)
+
+
+def show_side_by_side(results: Path) -> None:
+    """The table of all that a folder of results holds, and its page."""
+    from ssmax.report.side_by_side import text_table, write_side_by_side
+
+    found, page = write_side_by_side(results)
+    print("\n" + "\n".join(text_table(found)))
+    print(f"\nthe page: {page.resolve()}")
+
+
+def everything(
+    here: Measurement, *, length: int, documents: int, depths: int, trials: int, seed: int,
+    digits: int, as_json: bool,
+) -> None:  # fmt: skip
+    """All four, at one length."""
+    position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
+    fading(here, length=length, documents=documents, as_json=as_json)
+    needle(
+        here, lengths=[length], depths=depths, trials=trials, digits=digits, batch=1, seed=seed,
+        as_json=as_json,
+    )  # fmt: skip
+    needle_score(
+        here, length=length, trials=trials, depth=None, digits=digits, seed=seed, as_json=as_json
+    )
 
 
 def position_loss(
@@ -53,7 +156,7 @@ def needle(
     as_json: bool,
 ) -> None:
     """Figure 6's numbers of one run."""
-    lengths = lengths or [here.config.model.train_length * factor for factor in (1, 2, 4)]
+    lengths = lengths or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
     found = here.needle(
         lengths=lengths,
@@ -85,7 +188,7 @@ def needle_score(
 ) -> None:
     """Figure 8's numbers of one run."""
     scores = here.needle_scores(
-        length=length or 2 * here.config.model.train_length,
+        length=length or 2 * here.usual_length,
         trials=trials,
         depth=depth,
         digits=digits,

@@ -9,6 +9,9 @@ from ssmax.data.tasks import TRAIN
 from ssmax.train.recipes import DEFAULT_TEXT
 from ssmax.train.watch import LiveLine
 
+MEASURED = 0.1
+"""The share of the embedded text that models are measured with."""
+
 
 def prepare_shown(
     source: str,
@@ -56,6 +59,18 @@ def default_data(recipe: str) -> Path:
         )
     print(f"no --data given: preparing {source!r} in {folder}, once")
     prepare_shown(source, folder, tokenizer=tokenizer)
+    return folder
+
+
+def default_text(tokenizer: str, *, is_shown: bool) -> Path:
+    """The embedded text in the tokens of a tokenizer, to measure with; prepared where missing."""
+    from ssmax.data.tokenizer import load_tokenizer
+
+    folder = Path("data") / f"embedded-{load_tokenizer(tokenizer).vocabulary.hash[:12]}"
+    if not (folder / TRAIN / INDEX).is_file():
+        if is_shown:
+            print(f"no --data given: preparing the embedded text in {folder}, once")
+        prepare("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
     return folder
 
 

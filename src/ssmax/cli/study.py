@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
+from ssmax.report.findings import STUDY
+from ssmax.report.side_by_side import text_table, write_side_by_side
 from ssmax.study.plan import read_figures
 from ssmax.study.presets import PRESETS
 from ssmax.study.reproduction import report, reproduce
@@ -76,9 +78,24 @@ def reproduce_shown(
 
 
 def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:
-    """Judge and draw again."""
+    """Judge and draw again; a folder of results alone is shown side by side."""
+    if not (folder / STUDY).is_file() and folder.is_dir() and any(folder.glob("*.jsonl")):
+        _show_results(folder, open_page=open_page, as_json=as_json)
+        return
     comparisons, page = report(folder)
     _show(comparisons, page, open_page=open_page, as_json=as_json)
+
+
+def _show_results(folder: Path, *, open_page: bool | None, as_json: bool) -> None:
+    found, page = write_side_by_side(folder)
+    if as_json:
+        rows = [dataclasses.asdict(row) for row in found.rows()]
+        print(json.dumps({"page": str(page.resolve()), "runs": found.runs, "rows": rows}, indent=2))
+    else:
+        print("\n".join(text_table(found)))
+        print(f"\nthe page: {page.resolve()}")
+    if _is_desktop() if open_page is None else open_page:
+        webbrowser.open(page.resolve().as_uri())
 
 
 def _show(

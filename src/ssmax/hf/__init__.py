@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from ssmax.hf.conversion import revert as revert
     from ssmax.hf.foreign import adopt as adopt
     from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
+    from ssmax.hf.remote_code import save_remote_code as save_remote_code
+    from ssmax.hf.subject import CausalSubject as CausalSubject
     from ssmax.hf.training import anneal as anneal
     from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
     from ssmax.hf.training import param_groups as param_groups
     from ssmax.hf.verification import verify as verify
 
 _HOME_OF = {
+    "CausalSubject": "subject",
     "adopt": "foreign",
     "anneal": "training",
     "convert": "conversion",
@@ -28,10 +31,12 @@ _HOME_OF = {
     "param_groups": "training",
     "revert": "conversion",
     "save": "adapter",
+    "save_remote_code": "remote_code",
     "verify": "verification",
 }
 
 __all__ = [
+    "CausalSubject",
     "adopt",
     "anneal",
     "convert",
@@ -41,6 +46,7 @@ __all__ = [
     "param_groups",
     "revert",
     "save",
+    "save_remote_code",
     "verify",
 ]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,18 @@ def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
     found = {}
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
-        for key, value in scale.state_dict().items():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            found[f"{name}.{ATTRIBUTE}.{key}"] = whole.detach().cpu().contiguous()
+        with _loaded(scale):
+            for key, value in scale.state_dict().items():
+                whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+                found[f"{name}.{ATTRIBUTE}.{key}"] = whole.detach().cpu().clone()
     return found
+
+
+def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
+    """With its values, which may be offloaded."""
+    if not hasattr(scale, "_hf_hook"):
+        return nullcontext()
+    return require("accelerate", extra="hf", purpose="offloading").utils.align_module_device(scale)
 
 
 @torch.no_grad()

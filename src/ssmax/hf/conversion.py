@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, OLDEST, install
+from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, install
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -163,13 +164,7 @@ def start(scale: SSMaxScale, init: str) -> None:
 
 
 def _check_model(model: nn.Module) -> None:
-    transformers = require("transformers", extra="hf", purpose="ssmax.hf")
-    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-    if version < OLDEST:
-        raise ValueError(
-            f"Transformers {transformers.__version__} has no single place where attention is "
-            f"asked for; ssmax.hf needs {'.'.join(map(str, OLDEST))} or later"
-        )
+    _check_transformers()
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         wrapped = getattr(model, "_orig_mod", None)
         hint = "; convert before torch.compile" if wrapped is not None else ""
@@ -181,6 +176,18 @@ def _check_model(model: nn.Module) -> None:
         raise ValueError("this model is sharded already; convert it before fully_shard or FSDP")
     if Conversion.of(model) is not None:
         raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
+
+
+def _check_transformers() -> None:
+    transformers = require("transformers", extra="hf", purpose="ssmax.hf")
+    version = tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2]))
+    interface = getattr(transformers, "AttentionInterface", None)
+    if version < OLDEST or not hasattr(interface, "get_interface"):
+        raise ValueError(
+            f"Transformers {transformers.__version__} has no single place where attention is "
+            f"asked for; ssmax.hf works with {'.'.join(map(str, OLDEST))} and later, tested to "
+            f"{'.'.join(map(str, NEWEST))}"
+        )
 
 
 def _check_choice(
@@ -295,6 +302,11 @@ def _num_heads(name: str, module: nn.Module) -> int:
 
 
 def _device_of(module: nn.Module) -> torch.device:
+    for part in module.modules():
+        # Offloaded weights are on no device; s and b are small and stay where they are used.
+        where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
+        if where is not None:
+            return torch.device(where)
     for tensor in (*module.parameters(), *module.buffers()):
         if isinstance(tensor, Tensor):
             return tensor.device

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -33,6 +34,26 @@ DIALECTS = (
         why_not="no public code applies it, so neither its log nor its n is known",
     ),
 )
+SUFFIXES = frozenset(dialect.suffix for dialect in DIALECTS)
+
+
+def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
+    """What `kind.from_pretrained` loads; an s that it finds no place for is adopted or refused."""
+    model, about = kind.from_pretrained(source, output_loading_info=True, **options)
+    left_over = sorted(about["unexpected_keys"])
+    if any(f".{ATTRIBUTE}." in name for name in left_over):
+        raise ValueError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
+    if any(_suffix(name) in SUFFIXES for name in left_over):
+        adopt(model, _folder_of(source))
+    return model
+
+
+def _folder_of(source: str | Path) -> Path:
+    """Where the files of a model are, a copy of those on the Hub included."""
+    if Path(source).is_dir():
+        return Path(source)
+    utilities = require("transformers.utils", extra="hf", purpose="reading checkpoints")
+    return Path(utilities.cached_file(source, "config.json")).parent
 
 
 def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -83,11 +104,14 @@ def find(folder: Path) -> dict[str, Tensor]:
         files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"{folder} holds no .safetensors")
-    suffixes = {dialect.suffix for dialect in DIALECTS}
     found = {}
     for name in files:
         with safe_open(folder / name, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118 (not a dict)
-                if key.rpartition(".")[2] in suffixes:
+                if _suffix(key) in SUFFIXES:
                     found[key] = file.get_tensor(key)
     return found
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2]

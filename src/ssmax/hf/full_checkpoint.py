@@ -1,6 +1,5 @@
 """A whole converted model from a folder of save_pretrained, s and b included or not at all."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,61 +7,106 @@ from ssmax._extras import require
 from ssmax.hf.conversion import KEY, Conversion, attach
 from ssmax.hf.hook import ATTRIBUTE
 
+TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
+"""Before the model's type and the names of its classes, in remote code."""
+# Where a file is looked for, which a config and its weights share.
+_PLACE = (
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
+)  # fmt: skip
 
-def from_pretrained(folder: str | Path, **options: Any):
+
+class Converted:
+    """In front of a class of Transformers: converted as soon as it is built, as its config says.
+
+    So the checkpoint's s and b find their places, which are float32. One that is missing is an
+    error: Transformers itself would leave it uninitialised.
+    """
+
+    base_model_prefix: str
+
+    def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
+        values, prefix = getattr(config, KEY), f"{self.base_model_prefix}."
+        known = dict(self.named_modules())
+        # A head may stand before the model that was saved, or may have been left out.
+        layers = [
+            next((one for one in (name, name.removeprefix(prefix), prefix + name) if one in known),
+                 name)
+            for name in values["layers"]
+        ]  # fmt: skip
+        attach(self, Conversion.from_dict({**values, "layers": layers}))
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
+        """As Transformers', but for an s or b that is missing, too many or of another shape."""
+        wants_about = options.pop("output_loading_info", False)
+        may_differ = options.pop("ignore_mismatched_sizes", False)
+        model, about = super().from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]
+            folder, *arguments, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+        shapes = [
+            f"{name} {tuple(stored)} instead of {tuple(wanted)}"
+            for name, stored, wanted in sorted(about["mismatched_keys"])
+            if not may_differ or f".{ATTRIBUTE}." in name
+        ]
+        missing, extra = (
+            sorted(name for name in about[kind] if f".{ATTRIBUTE}." in name)
+            for kind in ("missing_keys", "unexpected_keys")
+        )
+        for words, names in (("lacks", missing), ("has too many:", extra), ("has", shapes)):
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                raise ValueError(f"{folder} {words} {', '.join(names[:3])}{more}")
+        _read_as_it_is(model)
+        return (model, about) if wants_about else model
+
+
+def _read_as_it_is(model: Any) -> None:
+    """Transformers up to 5.8 at least notes the model's dtype for all that it leaves on disk."""
+    for name, parameter in model.named_parameters():
+        if f".{ATTRIBUTE}." in name:
+            hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)
+            loader = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            index = getattr(loader, "index", {})
+            if name in index:
+                index[name]["dtype"] = str(parameter.dtype).removeprefix("torch.")
+
+
+def from_pretrained(folder: str | Path, **options: Any) -> Any:
     """The model that `save_pretrained` wrote after a conversion; options are Transformers'.
 
     The class is the one that was saved. An s that is missing is an error that names the layer:
     Transformers itself would leave it uninitialised, or load plain softmax without a word.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.from_pretrained")
-    config = transformers.AutoConfig.from_pretrained(folder)
-    values = getattr(config, KEY, None)
-    if values is None:
+    place = {name: options[name] for name in _PLACE if name in options}
+    config, kind = _config_and_class(transformers, folder, place)
+    loading = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
+    loaded = loading.from_pretrained(folder, config=config, **options)
+    model = loaded[0] if options.get("output_loading_info") else loaded
+    model.__class__ = kind
+    return loaded
+
+
+def _config_and_class(transformers: Any, folder: str | Path, place: dict[str, Any]) -> Any:
+    """As they were before remote code gave them names of its own."""
+    values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
+    if KEY not in values:
         raise ValueError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; load it with "
             "Transformers, then an adapter with ssmax.hf.load, or an s of another name with "
             "ssmax.hf.adopt"
         )
-    record = Conversion.from_dict(values)
-    kind = _class_of(transformers, config, folder)
-
-    class Loading(kind):
-        """Converted as soon as it is built, so that the checkpoint's s finds its place."""
-
-        _keep_in_fp32_modules_strict = [  # noqa: RUF012 (Transformers reads it from the class)
-            *(getattr(kind, "_keep_in_fp32_modules_strict", None) or ()),
-            ATTRIBUTE,
-        ]
-
-        def __init__(self, config: Any, *arguments: Any, **keywords: Any) -> None:
-            super().__init__(config, *arguments, **keywords)
-            delattr(self.config, KEY)
-            attach(self, record)
-
-    Loading.__name__ = kind.__name__
-    Loading.__qualname__ = kind.__qualname__
-    model, about = Loading.from_pretrained(
-        folder, config=config, output_loading_info=True, **options
-    )
-    model.__class__ = kind
-    missing = sorted(name for name in about["missing_keys"] if f".{ATTRIBUTE}." in name)
-    extra = sorted(name for name in about["unexpected_keys"] if f".{ATTRIBUTE}." in name)
-    wrong = [str(entry) for entry in about.get("mismatched_keys", ()) if ATTRIBUTE in str(entry)]
-    for words, names in (("lacks", missing), ("has too many:", extra), ("has another", wrong)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{folder} {words} {', '.join(names[:3])}{more}")
-    return model
-
-
-def _class_of(transformers: Any, config: Any, folder: str | Path) -> Any:
-    names = config.architectures or []
-    kind = getattr(transformers, names[0], None) if names else None
-    if kind is None:
-        text = json.dumps(names)
+    names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or [""]]
+    kind = getattr(transformers, names[0], None)
+    model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)
+    if kind is None or model_type not in transformers.CONFIG_MAPPING:
         raise ValueError(
-            f"{folder} names the class {text}, which this Transformers does not have; "
+            f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    return kind
+    # The remote code would not be saved with the model again.
+    plain = {key: value for key, value in values.items() if key != "auto_map"}
+    config = transformers.CONFIG_MAPPING[model_type].from_dict({**plain, "model_type": model_type})
+    config.architectures = names
+    return config, kind

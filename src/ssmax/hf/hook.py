@@ -17,27 +17,25 @@ from ssmax.nn import SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
 ATTRIBUTE = "ssmax"
-OLDEST = (5, 1)
-"""The first Transformers whose models all ask in one place."""
+OLDEST, NEWEST = (5, 1), (5, 22)
+"""The first Transformers whose models all ask in one place, and the last that was tested."""
 
 # Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 _auditors: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 
 
+@functools.cache
 def install() -> None:
-    """Once, however often it is asked for."""
+    """Once, however often it is asked for; copies in remote code have hooks of their own."""
     from transformers.modeling_utils import AttentionInterface
 
-    if hasattr(AttentionInterface.get_interface, "_ssmax_original"):
-        return
     original = AttentionInterface.get_interface
 
     def get_interface(self, attn_implementation, default):
         function = original(self, attn_implementation, default)
         return functools.partial(_attend, function, attn_implementation)
 
-    get_interface._ssmax_original = original  # pyright: ignore[reportFunctionMemberAccess]
     AttentionInterface.get_interface = get_interface
 
 

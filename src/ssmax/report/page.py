@@ -76,9 +76,9 @@ def write_page(payload: Mapping[str, Any], path: Path) -> None:
 
 def page(payload: Mapping[str, Any]) -> str:
     """The whole page; the same payload gives the same bytes."""
-    style = _asset("page.css")
+    style = asset("page.css")
     # In a function of its own, for its names to meet no others in the browser.
-    script = f"(() => {{\n{_asset('plots.js')}{_asset('page.js')}}})();"
+    script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # The policy makes the browser itself keep the promise that no request leaves the page,
     # and runs no script but ours, whatever a text in the payload holds.
@@ -115,7 +115,8 @@ def page(payload: Mapping[str, Any]) -> str:
 """
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file that pages are made with."""
     return files("ssmax.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -317,7 +318,7 @@ def _fading(payload: Mapping[str, Any]) -> str:
 
 def _provenance(payload: Mapping[str, Any]) -> str:
     header = ("what", "commit", "configuration", "versions", "device", "seed", "date")
-    rows = [_origin(item) for item in payload.get("provenance", [])]
+    rows = [origin(item) for item in payload.get("provenance", [])]
     commands = escape("\n".join(payload.get("commands", [])))
     choices = "".join(f"<li>{escape(choice)}</li>" for choice in payload.get("choices", []))
     return f"""<section id="provenance"><h2>Provenance</h2>
@@ -327,7 +328,8 @@ def _provenance(payload: Mapping[str, Any]) -> str:
 <h3>Citing the paper</h3><pre tabindex="0">{escape(CITATION)}</pre></section>"""
 
 
-def _origin(item: Mapping[str, Any]) -> list[str]:
+def origin(item: Mapping[str, Any]) -> list[str]:
+    """A row of the table of provenances."""
     versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
     return [
         escape(item["what"]),

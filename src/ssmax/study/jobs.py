@@ -69,7 +69,7 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     is_pretrained = job.kind == "loss"
     name = f"a-{job.seed}" if is_pretrained and job.configuration == "e" else job.run
-    here = Measurement(
+    here = Measurement.of_run(
         folder / RUNS / (name if is_pretrained else f"{name}-qa"),
         data=data,
         theta=study.theta,

@@ -1,4 +1,4 @@
-"""A run as it is measured: its model under a rule and a theta, its text, and where records go."""
+"""A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,7 +12,9 @@ from ssmax._files import write_whole
 from ssmax.data.haystack import Needle, long_rows
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import VALIDATION
+from ssmax.data.tokenizer import Tokenizer
 from ssmax.eval import (
+    Subject,
     measure_fading,
     measure_needle_scores,
     measure_position_loss,
@@ -45,10 +47,38 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class Measurement:
-    """A run's model as it is to be measured, its text, and where results go."""
+    """A model as it is to be measured, its text, and where results go."""
 
     def __init__(
         self,
+        subject: Subject,
+        tokenizer: Tokenizer,
+        *,
+        run: str,
+        identity: dict[str, Any],
+        data: Path,
+        results: Path,
+        device: torch.device,
+        usual_length: int,
+        is_narrow: bool = False,
+        first: int | None = None,
+    ) -> None:
+        self.subject = subject
+        self.tokenizer = tokenizer
+        self.run = run
+        self.identity = identity
+        """All that makes the model what it is, for the provenance of its numbers."""
+        self.data = data
+        self.results = results
+        self.device = device
+        self.usual_length = usual_length
+        """Contexts of needles are multiples of it, where nothing else is asked for."""
+        self._is_narrow = is_narrow
+        self._first = first
+
+    @classmethod
+    def of_run(
+        cls,
         folder: Path,
         *,
         data: Path | None,
@@ -56,17 +86,29 @@ class Measurement:
         rule: str | None,
         results: Path,
         device: str | None,
-    ) -> None:
-        self.config = read_run_config(folder)
-        self.tokenizer = load_run_tokenizer(folder)
-        self.device = device_of(device)
-        model = load_run_model(folder, device=self.device)
-        self.model = (model if rule is None else model.with_rule(rule)).eval()
-        self.model.theta = self.model.theta if theta is None else theta
-        # What is measured is named by all that makes it what it is.
-        self.run = folder.name + (f"+{rule}" if rule else "") + (f"@{theta:g}" if theta else "")
-        self.results = results
-        self.data = data if data is not None else _text_of(self.config)
+    ) -> "Measurement":
+        """A run's model, under another rule or theta where one is given."""
+        config = read_run_config(folder)
+        here = device_of(device)
+        model = load_run_model(folder, device=here)
+        model = (model if rule is None else model.with_rule(rule)).eval()
+        model.theta = model.theta if theta is None else theta
+        return cls(
+            model,
+            load_run_tokenizer(folder),
+            # What is measured is named by all that makes it what it is.
+            run=folder.name + (f"+{rule}" if rule else "") + (f"@{theta:g}" if theta else ""),
+            identity={
+                "run": config.to_dict(),
+                "model": model.config.to_dict(),
+                "theta": model.theta,
+            },
+            data=data if data is not None else _text_of(config),
+            results=results,
+            device=here,
+            usual_length=config.model.train_length,
+            is_narrow=here.type == "cuda" and config.run.precision == "bfloat16",
+        )
 
     def shards(self) -> ShardSet:
         """The validation text, which no run has seen."""
@@ -77,21 +119,21 @@ class Measurement:
 
     def provenance(self, **options: Any) -> Provenance:
         """Where a number of this measurement comes from."""
-        config = {
-            "run": self.config.to_dict(),
-            "model": self.model.config.to_dict(),
-            "theta": self.model.theta,
-            "text": self.shards().fingerprint,
-            **options,
-        }
+        config = {**self.identity, "text": self.shards().fingerprint, **options}
         return Provenance.here(
             config=config, device=str(self.device), seed=int(options.get("seed", 0))
         )
 
     def precision(self):
-        """As the run was trained, on a GPU."""
-        is_narrow = self.device.type == "cuda" and self.config.run.precision == "bfloat16"
-        return torch.autocast("cuda", dtype=torch.bfloat16) if is_narrow else nullcontext()
+        """As the model was trained, on a GPU."""
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._is_narrow else nullcontext()
+
+    def rows(self, length: int, count: int) -> np.ndarray:
+        """Documents, each behind the token that begins a text."""
+        rows = long_rows(self.shards(), length=length, count=count)
+        if self._first is not None:
+            rows[:, 0] = self._first
+        return rows
 
     def text(self) -> np.ndarray:
         """The haystack: validation text as it runs on, without ends of documents."""
@@ -103,10 +145,10 @@ class Measurement:
         self, *, length: int, documents: int, batch: int = 1, on_progress: OnProgress = silent
     ) -> PositionLoss:
         """Figure 5's numbers."""
-        rows = long_rows(self.shards(), length=length, count=documents)
+        rows = self.rows(length, documents)
         with self.precision():
             record = measure_position_loss(
-                self.model,
+                self.subject,
                 rows,
                 run=self.run,
                 provenance=self.provenance(length=length, documents=documents),
@@ -131,7 +173,7 @@ class Measurement:
         """Figure 6's numbers; a grid that was stopped goes on."""
         with self.precision():
             return measure_retrieval(
-                self.model,
+                self.subject,
                 self.tokenizer,
                 self.text(),
                 run=self.run,
@@ -160,7 +202,7 @@ class Measurement:
         """Figure 8's numbers, or figure 7's where all trials hide one needle."""
         with self.precision():
             scores = measure_needle_scores(
-                self.model,
+                self.subject,
                 self.tokenizer,
                 self.text(),
                 run=self.run,
@@ -179,10 +221,10 @@ class Measurement:
 
     def fading(self, *, length: int, documents: int, on_progress: OnProgress = silent) -> Fading:
         """Figure 1 in the wild."""
-        rows = long_rows(self.shards(), length=length, count=documents)
+        rows = self.rows(length, documents)
         with self.precision():
             record = measure_fading(
-                self.model,
+                self.subject,
                 rows,
                 run=self.run,
                 provenance=self.provenance(length=length, documents=documents),

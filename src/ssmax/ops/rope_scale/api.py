@@ -10,7 +10,11 @@ from torch import Tensor
 from ssmax._extras import require
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
-from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
+from ssmax.ops.rope_scale.reference import (
+    rope_scale_reference,
+    rope_scale_step,
+    scale_query_reference,
+)
 from ssmax.ops.scale import Number, ssmax_factor
 
 
@@ -64,8 +68,7 @@ def rope_ssmax(
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
     if choose_impl("auto", q_BHTD.device) == "reference":
-        wide = torch.promote_types(q_BHTD.dtype, factor_BHT.dtype)
-        return (q_BHTD.to(wide) * factor_BHT.unsqueeze(-1)).to(q_BHTD.dtype)
+        return scale_query_reference(q_BHTD, factor_BHT)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
     factor = _for_every_head_and_token(factor_BHT, q_BHTD)
     return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor)[0]

@@ -15,6 +15,12 @@ def rope_scale_reference(
     return q.to(q_BHTD.dtype), k.to(k_BGTD.dtype)
 
 
+def scale_query_reference(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
+    """q times its factor in float32 or wider, cast once."""
+    wide = torch.promote_types(q_BHTD.dtype, factor_BHT.dtype)
+    return (q_BHTD.to(wide) * factor_BHT.unsqueeze(-1)).to(q_BHTD.dtype)
+
+
 def rope_scale_step(
     q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,118 @@
+"""A converted model for people without this package: its weights and one file of code."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ssmax._extras import require
+from ssmax._files import write_whole
+from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.conversion import Conversion
+from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
+
+MODULE = "modeling_ssmax"
+_HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
+
+Written by ssmax.hf.save_remote_code from the package ssmax, which it does not need. Load it with
+AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
+"""
+
+'''
+# The kernel would be a second of its name beside the package's; its plain twin runs anywhere.
+_INSTEAD = {
+    Symbol("ssmax.ops.rope_scale.api", "scale_query"): Symbol(
+        "ssmax.ops.rope_scale.reference", "scale_query_reference"
+    )
+}
+
+
+class OwnType:
+    """In front of a class of configs: on disk a type of its own, which no other code takes for it.
+
+    In memory the type is the plain one, by which Transformers finds what belongs to a family.
+    """
+
+    model_type: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is written."""
+        values = super().to_dict()  # pyright: ignore[reportAttributeAccessIssue]
+        return {**values, "model_type": TYPE_PREFIX + self.model_type}
+
+    @classmethod
+    def get_config_dict(cls, *arguments: Any, **options: Any) -> tuple[dict, dict]:
+        """What is read."""
+        values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
+            *arguments, **options
+        )
+        return {**values, "model_type": cls.model_type}, rest
+
+
+def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = False) -> None:
+    """Write a converted model that loads with `trust_remote_code=True` and without this package.
+
+    Without that flag Transformers reports s as unexpected and loads plain softmax. `strict` gives
+    the checkpoint a type and classes of its own: then it refuses, as do engines that choose their
+    code by these.
+    """
+    transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
+    if Conversion.of(model) is None:
+        raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    saved: Any = model
+    kind, config = type(saved), type(saved.config)
+    if getattr(transformers, kind.__name__, None) is not kind:
+        raise ValueError(
+            f"{kind.__name__} is not a class of Transformers, so that nobody could build it from "
+            "one file; save_pretrained keeps remote code as it is"
+        )
+    heads = _auto_classes(transformers, kind, config)
+    saved.save_pretrained(folder)
+    path = Path(folder) / "config.json"
+    values = json.loads(path.read_text())
+    values["auto_map"] = {auto: f"{MODULE}.{CLASS_PREFIX}{name}" for auto, name in heads.items()}
+    if strict:
+        values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
+        values["model_type"] = TYPE_PREFIX + config.model_type
+        values["architectures"] = [CLASS_PREFIX + kind.__name__]
+    code = source(heads, config.__name__ if strict else None)
+    write_whole(path.with_name(f"{MODULE}.py"), code)
+    write_whole(path, json.dumps(values, indent=2) + "\n")
+
+
+def source(heads: Mapping[str, str], config: str | None) -> str:
+    """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
+    roots = [Symbol("ssmax.hf.full_checkpoint", "Converted")]
+    parts = []
+    own_config = ""
+    if config is not None:
+        roots.append(Symbol(__name__, "OwnType"))
+        parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
+        own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
+    for name, auto in {name: auto for auto, name in heads.items()}.items():
+        parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
+    definitions = bundle(roots, _INSTEAD)
+    return f"{_HEAD}import transformers\n{definitions}\n\n" + "\n\n\n".join(parts) + "\n"
+
+
+def _class(first: str, name: str, what: str, auto: str) -> str:
+    # By its Auto class Transformers knows that the code is to be saved with the model.
+    return (
+        f"class {CLASS_PREFIX}{name}({first}, transformers.{name}):\n"
+        f'    """{name} {what}."""\n\n'
+        f'    _auto_class = "{auto}"'
+    )
+
+
+def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:
+    """Every Auto class that knows this family, and the class that it takes."""
+    found = {}
+    for auto in dir(transformers):
+        mapping = auto.startswith("AutoModel") and getattr(transformers, auto)._model_mapping
+        if mapping and config in mapping:
+            known = mapping[config]
+            several = known if isinstance(known, tuple | list) else (known,)
+            found[auto] = (kind if kind in several else several[0]).__name__
+    return found

@@ -1,0 +1,168 @@
+"""A causal model of Transformers as evaluations ask it, converted or not."""
+
+# B batch, T tokens, H heads, V vocabulary
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ssmax._extras import require
+from ssmax.hf.adapter import load
+from ssmax.hf.conversion import KEY
+from ssmax.hf.foreign import load_with_s
+from ssmax.hf.full_checkpoint import from_pretrained
+
+CHUNK = 1024
+"""Tokens that are read at a time for losses and rows: logits and masks are never wider."""
+
+
+def load_causal(source: str | Path, adapter: str | Path | None = None, **options: Any) -> Any:
+    """A causal model from a folder or the Hub, with its s where it has one, or an adapter's."""
+    transformers = require("transformers", extra="hf", purpose="loading a model")
+    try:
+        values, _ = transformers.PretrainedConfig.get_config_dict(source)
+        if KEY in values:
+            model = from_pretrained(source, **options)
+        else:
+            model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
+    except OSError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(f"{str(source)!r} cannot be loaded: {first}") from None
+    return model if adapter is None else load(model, adapter)
+
+
+class CausalSubject:
+    """Answers the three questions of `ssmax.eval` through the model's own cache, head and code.
+
+    `first` is the token that every text begins with where the model was trained so, as Llama's
+    beginning of sequence; a row that lacks it is read with it.
+    """
+
+    def __init__(self, model: nn.Module, *, first: int | None = None) -> None:
+        self.model: Any = model.eval()
+        self.first = first
+        if self.model.config.is_encoder_decoder or not self.model.can_generate():
+            raise ValueError(
+                f"{type(model).__name__} is no causal language model; load it with "
+                "AutoModelForCausalLM"
+            )
+        tables = [
+            module.num_embeddings
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
+        ]
+        self._limit = min(tables, default=None)
+        """Learnt positions end; rotations and biases do not."""
+
+    @torch.no_grad()
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        """-log p of every token given those before it: (B, T - 1), float32."""
+        begun_BT, added = self._begun(tokens_BT)
+        parts, cache = [], None
+        for start in range(0, begun_BT.shape[1] - 1, CHUNK):
+            part_BT = begun_BT[:, start : start + CHUNK + 1]
+            out = self._step(part_BT[:, :-1], cache)
+            cache = out.past_key_values
+            logits_BVT = out.logits.float().transpose(1, 2)
+            parts.append(F.cross_entropy(logits_BVT, part_BT[:, 1:], reduction="none"))
+        return torch.cat(parts, dim=1)[:, added:]
+
+    @torch.no_grad()
+    def attention_rows(self, tokens_BT: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
+        """Weights of chosen queries, (B, H, rows, T), one layer after the other.
+
+        The chosen tokens are read one at a time, by eager code, which tells its weights; all
+        others in between, by what the model runs with.
+        """
+        begun_BT, added = self._begun(tokens_BT)
+        wanted = sorted({row + added for row in rows})
+        found: dict[int, list[Tensor]] = {}
+        cache = None
+        # From one chosen query to the next: what stands between, then the query alone.
+        for before, row in itertools.pairwise([-1, *wanted]):
+            for start in range(before + 1, row, CHUNK):
+                part = begun_BT[:, start : min(start + CHUNK, row)]
+                cache = self._step(part, cache, logits_to_keep=1).past_key_values
+            with self._eager():
+                out = self._step(begun_BT[:, row : row + 1], cache, output_attentions=True)
+            cache = out.past_key_values
+            found[row] = [
+                # A window's cache holds the last keys alone; what lies behind has no weight.
+                F.pad(weights.float(), (row + 1 - weights.shape[-1], begun_BT.shape[1] - row - 1))
+                for weights in out.attentions
+                if weights is not None
+            ]
+        for layer in zip(*(found[row + added] for row in rows), strict=True):
+            yield torch.cat(layer, dim=2)[..., added:]
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """The likeliest continuation of every prompt, up to and without the token that ends it."""
+        transformers = require("transformers", extra="hf", purpose="generation")
+        rows = [[*self._missing_first(prompt), *prompt] for prompt in prompts]
+        longest = max(map(len, rows))
+        self._check_length(longest + max_new_tokens)
+        device = self.model.get_input_embeddings().weight.device
+        tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+        seen = torch.tensor(
+            [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device
+        )
+        ends = self.model.generation_config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else list(ends or ())
+        plain = transformers.GenerationConfig(
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+        )
+        new = self.model.generate(tokens, attention_mask=seen, generation_config=plain)
+        return [
+            list(itertools.takewhile(lambda token: token not in ends, row[longest:]))
+            for row in new.tolist()
+        ]
+
+    def _step(self, tokens_BT: Tensor, cache: Any, **options: Any) -> Any:
+        out = self.model(tokens_BT, past_key_values=cache, use_cache=True, **options)
+        if out.get("past_key_values") is None:
+            raise ValueError(
+                f"{type(self.model).__name__} keeps no cache, so that long texts cannot be read "
+                "in parts"
+            )
+        return out
+
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    def _begun(self, tokens_BT: Tensor) -> tuple[Tensor, int]:
+        """Rows with the first token, and how many tokens were added to each."""
+        if self.first is None or bool((tokens_BT[:, 0] == self.first).all()):
+            begun_BT = tokens_BT
+        else:
+            begun_BT = F.pad(tokens_BT, (1, 0), value=self.first)
+        self._check_length(begun_BT.shape[1])
+        return begun_BT, begun_BT.shape[1] - tokens_BT.shape[1]
+
+    def _missing_first(self, prompt: Sequence[int]) -> list[int]:
+        has_it = self.first is None or list(prompt[:1]) == [self.first]
+        return [] if has_it else [self.first]  # pyright: ignore[reportReturnType]
+
+    def _check_length(self, length: int) -> None:
+        if self._limit is not None and length > self._limit:
+            raise ValueError(
+                f"{type(self.model).__name__} has learnt {self._limit} positions and cannot read "
+                f"{length} tokens; measure shorter contexts"
+            )

@@ -1,0 +1,117 @@
+"""Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
+
+import importlib.metadata
+import inspect
+from pathlib import Path
+
+from ssmax._extras import require
+from ssmax.data.shards import ShardSet
+from ssmax.data.tokenizer import FILE, load_tokenizer
+from ssmax.hf.subject import CausalSubject, load_causal
+from ssmax.study.measurement import Measurement
+from ssmax.train.world import device_of
+
+LONGEST_USUAL = 1024
+SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
+"""Text by which two tokenizers are told apart."""
+
+
+def hf_name(source: str, adapter: Path | None = None) -> str:
+    """What a model is called in records: a folder by its name, a model of the Hub by its own."""
+    name = Path(source).resolve().name if Path(source).exists() else source
+    return f"{name}+{adapter.resolve().name}" if adapter is not None else name
+
+
+def hf_tokenizer(source: str) -> str:
+    """Where a model's tokenizer.json is."""
+    utilities = require("transformers.utils", extra="hf", purpose="reading a tokenizer")
+    try:
+        path = utilities.cached_file(source, FILE)
+    except OSError:
+        path = None
+    if path is None:
+        raise ValueError(
+            f"{source!r} holds no {FILE}, so that no text can be put into its tokens; give "
+            "--tokenizer, a name or the path of one"
+        )
+    return path
+
+
+def hf_measurement(
+    source: str,
+    *,
+    adapter: Path | None,
+    tokenizer: str,
+    data: Path,
+    results: Path,
+    device: str | None,
+) -> Measurement:
+    """A model from a folder or the Hub, with an adapter's s where one is given.
+
+    `tokenizer` is a name or a path, `data` a folder that was prepared with it.
+    """
+    here = device_of(device)
+    loaded = load_tokenizer(tokenizer)
+    model = load_causal(source, adapter, dtype="auto").to(here)
+    config = model.config.get_text_config()
+    if loaded.vocabulary.size > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer {tokenizer} has {loaded.vocabulary.size:,} tokens, the model "
+            f"{config.vocab_size:,}; give the model's own"
+        )
+    first = _first_token(tokenizer)
+    measured = Measurement(
+        CausalSubject(model, first=first),
+        loaded,
+        run=hf_name(source, adapter),
+        identity={
+            "source": source,
+            "adapter": None if adapter is None else str(adapter),
+            "model": model.config.to_dict(),
+            "dtype": str(model.dtype),
+            "tokenizer": loaded.vocabulary.hash,
+            "transformers": importlib.metadata.version("transformers"),
+        },
+        data=data,
+        results=results,
+        device=here,
+        usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
+        first=first,
+    )
+    _check_text(measured.shards(), loaded.vocabulary.hash, tokenizer)
+    return measured
+
+
+def check_same_tokens(source: str, tokenizer: str) -> None:
+    """Losses stand beside each other only where all models read the same tokens."""
+    try:
+        own = load_tokenizer(hf_tokenizer(source))
+    except ValueError:
+        return
+    ours = load_tokenizer(tokenizer)
+    same_size = own.vocabulary.size == ours.vocabulary.size
+    if not same_size or own.encode(SAMPLE) != ours.encode(SAMPLE):
+        raise ValueError(
+            f"{source!r} reads other tokens than {tokenizer}, so that their numbers cannot stand "
+            "side by side; measure it alone, with --results of its own"
+        )
+
+
+def _first_token(tokenizer: str) -> int | None:
+    """What a tokenizer.json puts before every text."""
+    path = Path(tokenizer) / FILE if Path(tokenizer).is_dir() else Path(tokenizer)
+    if not path.is_file():
+        return None
+    tokenizers = require("tokenizers", extra="lab", purpose="reading a tokenizer")
+    made = tokenizers.Tokenizer.from_file(str(path))
+    with_specials, bare = (made.encode("a", add_special_tokens=add).ids for add in (True, False))
+    return with_specials[0] if with_specials[:1] != bare[:1] else None
+
+
+def _check_text(shards: ShardSet, wanted: str, tokenizer: str) -> None:
+    if shards.vocabulary.hash != wanted:
+        raise ValueError(
+            f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of the "
+            f"model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}, or "
+            "give the file that they were made with as --tokenizer"
+        )

@@ -1,0 +1,247 @@
+"""One file of code takes the package's place: the same lines, the same numbers, or a refusal."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import transformers
+from tiny_models import build, randomise, tokens_of
+
+import ssmax.hf
+from ssmax.hf.bundle import Symbol, bundle
+
+ELSEWHERE = """
+import sys
+sys.modules["ssmax"] = None  # as if it were not installed
+import torch
+import transformers
+
+torch.set_num_threads(1)
+for folder, auto in zip(sys.argv[1::2], sys.argv[2::2]):
+    model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
+    inputs = torch.load(f"{folder}/inputs.pt")
+    found = {"logits": model(**inputs).logits, "class": type(model).__name__}
+    if model.can_generate():
+        found["new"] = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    torch.save(found, f"{folder}/found.pt")
+"""
+
+
+def left_padded(rows=3, length=11):
+    tokens = tokens_of(rows, length)
+    mask = torch.ones_like(tokens)
+    for row in range(rows):
+        mask[row, : 2 * row] = 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+@pytest.fixture(autouse=True)
+def modules_here(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path / "m"
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        del sys.modules[name]
+
+
+@torch.no_grad()
+def test_without_the_package_the_model_is_the_same(tmp_path, modules_here):
+    cases = [
+        ("llama", "AutoModelForCausalLM", False),
+        ("gemma3", "AutoModelForCausalLM", True),
+        ("bert", "AutoModelForMaskedLM", True),
+    ]
+    inputs = left_padded()
+    models, arguments = {}, []
+    for name, auto, strict in cases:
+        models[name] = randomise(ssmax.hf.convert(build(name), layers="all"))
+        ssmax.hf.save_remote_code(models[name], tmp_path / name, strict=strict)
+        torch.save(inputs, tmp_path / name / "inputs.pt")
+        arguments += [str(tmp_path / name), auto]
+    environment = {**os.environ, "HF_MODULES_CACHE": str(modules_here), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", ELSEWHERE, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    for name, model in models.items():
+        found = torch.load(tmp_path / name / "found.pt")
+        assert found["class"] == f"SSMax{type(model).__name__}"
+        assert torch.equal(found["logits"], model(**inputs).logits)
+        if model.can_generate():
+            new = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+            assert torch.equal(found["new"], new)
+        assert not torch.equal(found["logits"], ssmax.hf.revert(model)(**inputs).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strict", [False, True])
+def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, strict):
+    ours = randomise(ssmax.hf.convert(build("llama")))
+    ssmax.hf.save_remote_code(ours, tmp_path, strict=strict)
+    tokens = tokens_of()
+    wanted = ours(tokens).logits
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    # Whichever was installed last, no query is scaled twice or not at all.
+    assert torch.equal(theirs(tokens).logits, wanted)
+    ssmax.hf.convert(build("gpt2"))
+    assert torch.equal(theirs(tokens).logits, wanted) and torch.equal(ours(tokens).logits, wanted)
+    assert type(ours) is not type(theirs) and isinstance(theirs, type(ours))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_remote_code_saves_again_loads_again(tmp_path, strict):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    ssmax.hf.save_remote_code(model, tmp_path / "first", strict=strict)
+    auto = transformers.AutoModelForCausalLM
+    auto.from_pretrained(tmp_path / "first", trust_remote_code=True).save_pretrained(
+        tmp_path / "second"
+    )
+    again = auto.from_pretrained(tmp_path / "second", trust_remote_code=True)
+    tokens = tokens_of()
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    # With the package no code of the folder runs; the class is the plain one again.
+    ours = ssmax.hf.from_pretrained(tmp_path / "second")
+    assert type(ours) is type(model) and ours.config.model_type == "llama"
+    assert torch.equal(ours(tokens).logits, model(tokens).logits)
+    ours.save_pretrained(tmp_path / "third")
+    config = json.loads((tmp_path / "third" / "config.json").read_text())
+    assert "auto_map" not in config and config["architectures"] == ["LlamaForCausalLM"]
+
+
+@torch.no_grad()
+def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    ssmax.hf.save_remote_code(model, tmp_path)
+    tokens = tokens_of()
+    bare = transformers.AutoModel.from_pretrained(tmp_path, trust_remote_code=True)
+    assert torch.equal(model.lm_head(bare(tokens).last_hidden_state), model(tokens).logits)
+    labels = transformers.AutoModelForTokenClassification.from_pretrained(
+        tmp_path, trust_remote_code=True
+    )
+    assert torch.equal(labels.model(tokens).last_hidden_state, bare(tokens).last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    "auto", ["AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"]
+)
+def test_strict_refuses_whoever_does_not_trust_it(tmp_path, auto):
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path, strict=True)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        getattr(transformers, auto).from_pretrained(tmp_path, trust_remote_code=False)
+
+
+def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
+    """Weights of experts are fused by a table that is keyed by the model's type."""
+    torch.manual_seed(0)
+    shared = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 99}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
+    config = transformers.MixtralConfig(**shared, **heads)
+    model = randomise(ssmax.hf.convert(transformers.MixtralForCausalLM(config).eval()))
+    ssmax.hf.save_remote_code(model, tmp_path, strict=True)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    with torch.no_grad():
+        assert torch.equal(again(tokens_of()).logits, model(tokens_of()).logits)
+
+
+def test_remote_code_without_its_s_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.1.self_attn.ssmax.scale"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="lacks model.layers.1.self_attn.ssmax.scale"):
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+
+
+def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="not converted"):
+        ssmax.hf.save_remote_code(build("llama"), tmp_path)
+
+    class Mine(transformers.LlamaForCausalLM):
+        pass
+
+    mine = ssmax.hf.convert(Mine(build("llama").config))
+    with pytest.raises(ValueError, match="Mine is not a class of Transformers"):
+        ssmax.hf.save_remote_code(mine, tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_the_command_line_writes_remote_code(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
+    assert app.run([*typed, "--adapter", "--strict"]) == 2
+    assert "--adapter writes s and b alone" in capsys.readouterr().err
+    assert app.run([*typed, "--strict"]) == 0
+    assert "trust_remote_code=True" in capsys.readouterr().out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "ssmax_llama"
+    assert app.run([*typed[:2], str(tmp_path / "mild"), "--remote-code"]) == 0
+    config = json.loads((tmp_path / "mild" / "config.json").read_text())
+    assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
+
+
+def test_the_file_is_our_own_lines(tmp_path):
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
+    text = (tmp_path / "modeling_ssmax.py").read_text()
+    imported = {
+        (alias.name if isinstance(node, ast.Import) else node.module).partition(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported - sys.stdlib_module_names == {"torch", "transformers"}
+    import inspect
+
+    from ssmax.hf import counting, hook
+    from ssmax.ops import scale
+
+    for ours in (counting.visible_keys, hook.install, scale.ssmax_factor, ssmax.nn.SSMaxScale):
+        # Names of modules are written out; nothing else differs.
+        assert inspect.getsource(ours).replace("rules.", "") in text
+
+
+def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, monkeypatch):
+    package = tmp_path / "ssmax_bundled"
+    package.mkdir()
+    files = {
+        "__init__": "",
+        "low": """
+            import math
+
+            def half(x):
+                return x / 2
+
+            def unused():
+                return math.pi
+            """,
+        "high": """
+            from ssmax_bundled import low as below
+            from ssmax_bundled.low import half as lower_half
+
+            # Why it is 3.
+            THREE, FOUR = 3, 4
+            \"\"\"Numbers.\"\"\"
+
+
+            def half(x):
+                return below.half(x) + lower_half(x) + THREE
+            """,
+    }
+    for name, text in files.items():
+        (package / f"{name}.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("ssmax.hf.bundle.PACKAGE", "ssmax_bundled")
+    text = bundle([Symbol("ssmax_bundled.high", "half")], {})
+    made = {}
+    exec(text, made)
+    assert made["half_of_high"](4) == 7 and made["half"](4) == 2
+    assert "unused" not in made and "math" not in made
+    assert '# Why it is 3.\nTHREE, FOUR = 3, 4\n"""Numbers."""' in text

@@ -168,19 +168,6 @@ def test_gradients_reach_s_and_b_at_once():
             assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(reentrant):
-    gradients = []
-    for is_on in (False, True):
-        model = randomise(ssmax.hf.convert(build("llama"))).train()
-        if is_on:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        tokens = tokens_of()
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-        gradients.append(model.model.layers[0].self_attn.ssmax.scale.grad)
-    torch.testing.assert_close(*gradients, rtol=0, atol=0)
-
-
 @NO_NOISE
 @torch.no_grad()
 def test_the_graph_is_whole_and_serves_every_length():
@@ -246,18 +233,6 @@ def test_anneal_leads_from_identity_to_the_paper():
         ssmax.hf.anneal(model, (step + 1) / 10, step / 10)
     assert scale.scale[0].item() == pytest.approx(0.1685 + 0.01, abs=1e-4)
     assert scale.bias[0].item() == pytest.approx(0.0, abs=1e-5)
-
-
-def test_groups_for_an_optimizer():
-    model = ssmax.hf.convert(build("llama"))
-    groups = ssmax.hf.param_groups(model, lr=2e-5, ssmax_lr=1e-3, weight_decay=0.1)
-    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
-    ours = {id(p) for n, p in model.named_parameters() if ".ssmax." in n}
-    (mine,) = [group for group in groups if {id(p) for p in group["params"]} & ours]
-    assert {id(p) for p in mine["params"]} == ours
-    assert (mine["lr"], mine["weight_decay"]) == (1e-3, 0.0)
-    ssmax.hf.freeze_all_but_ssmax(model)
-    assert {id(p) for p in model.parameters() if p.requires_grad} == ours
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, OLDEST, install
+from ssmax.hf.hook import ATTRIBUTE, OLDEST, install, scale_of
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -128,7 +128,7 @@ def revert(model: nn.Module) -> nn.Module:
 def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Attention modules that carry an ssmax, by name."""
     for name, module in model.named_modules():
-        if isinstance(getattr(module, ATTRIBUTE, None), SSMaxScale):
+        if scale_of(module) is not None:
             yield name, module
 
 

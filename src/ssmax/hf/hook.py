@@ -50,10 +50,19 @@ def _attend(
     **options: Any,
 ) -> Any:
     """What Transformers would have called, its query scaled where the module has an ssmax."""
-    scale = getattr(module, ATTRIBUTE, None)
-    if isinstance(scale, SSMaxScale):
+    scale = scale_of(module)
+    if scale is not None:
         query = _scale(scale, implementation, module, query, key, attention_mask, options)
     return function(module, query, key, value, attention_mask, *arguments, **options)
+
+
+def scale_of(module: nn.Module) -> Any:
+    """The ssmax of an attention module, in the wrapper of PEFT where it has one; None: it has none.
+
+    The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
+    """
+    found = getattr(module, ATTRIBUTE, None)
+    return found if isinstance(getattr(found, "original_module", found), SSMaxScale) else None
 
 
 def _scale(

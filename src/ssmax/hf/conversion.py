@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -48,6 +49,9 @@ class Conversion:
         delattr(model, RECORD)
         if hasattr(model.config, KEY):
             delattr(model.config, KEY)
+        plan = _tensor_parallel_plan(model)
+        for name in [name for name in plan if f".{ATTRIBUTE}." in name]:
+            del plan[name]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Conversion":
@@ -115,6 +119,7 @@ def attach(model: nn.Module, record: Conversion) -> None:
     for name, scale in scales.items():
         known[name].add_module(ATTRIBUTE, scale.to(_device_of(known[name])))
     record.put(model)
+    _split_with_the_heads(model, scales)
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -287,6 +292,20 @@ def _num_heads(name: str, module: nn.Module) -> int:
             if isinstance(found, int) and found > 0:
                 return found
     raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+
+
+def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:
+    """Where a model's tensor parallel plan splits the heads over ranks, s and b go with them."""
+    plan = _tensor_parallel_plan(model)
+    for name, scale in scales.items():
+        place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        if any(plan[key] == "colwise" for key in plan if key.startswith(f"{place}.")):
+            for parameter, _ in scale.named_parameters(recurse=False):
+                plan[f"{place}.{ATTRIBUTE}.{parameter}"] = "colwise"
+
+
+def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
+    return getattr(model, "_tp_plan", None) or {}
 
 
 def _device_of(module: nn.Module) -> torch.device:

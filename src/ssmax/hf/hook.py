@@ -80,16 +80,18 @@ def _scale(
             f"the attention implementation {implementation!r} is not known, so it cannot be known "
             "what it masks; use eager, sdpa, flex_attention or flash attention"
         )
-    if query.shape[1] != scale.num_heads:
-        raise ValueError(
-            f"{type(module).__name__} has {query.shape[1]} query heads here, its ssmax was made "
-            f"for {scale.num_heads}; convert the model anew"
-        )
     num_keys = visible_keys(kind, module, query, key, mask, options)
     for watch in _watchers:
         watch(module, num_keys, query)
     if num_keys.dim() < 3:
-        return scale_query(query, scale(num_keys))
+        factor = scale(num_keys)
+        # Not num_heads: tensor parallelism leaves a rank some of them, of both.
+        if factor.shape[-2] != query.shape[1]:
+            raise ValueError(
+                f"{type(module).__name__} has {query.shape[1]} query heads here, its ssmax was "
+                f"made for {factor.shape[-2]}; convert the model anew"
+            )
+        return scale_query(query, factor)
     # Heads that see different keys: of every head's factor its own.
     batch, heads, queries = num_keys.shape
     factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)

@@ -1,4 +1,4 @@
-"""Converted models in other people's trainers: s learns as it should, nothing is lost on the way."""
+"""Converted models in other people's trainers: s learns as it should, and nothing is lost."""
 
 import copy
 

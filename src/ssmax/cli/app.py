@@ -297,8 +297,23 @@ def pretrain(
 @app.command()
 def finetune(
     base: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run whose model learns to answer.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run whose model learns to answer; with --hf a converted model."
+        ),
     ],
+    hf: Annotated[
+        bool, typer.Option("--hf", help="RUN is a folder that ssmax convert wrote.")
+    ] = False,
+    adapter_base: Annotated[
+        str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --hf: prepared tokens instead of questions.")
+    ] = None,
+    only_ssmax: Annotated[
+        bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
+    ] = False,
     questions: Annotated[
         str | None, typer.Option(help="A file in SQuAD's format; by default they are invented.")
     ] = None,
@@ -315,11 +330,25 @@ def finetune(
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Teach a pretrained model to answer questions, as the paper's table 3 does."""
+    """Teach a pretrained model to answer questions, as the paper's table 3 does.
+
+    With --hf: fine-tune a converted Hugging Face model, on questions or on text.
+    """
     from ssmax.train import finetune as run_finetuning
     from ssmax.train import joined_world
 
     changes = _changes(file, set_, on_nonfinite)
+    if hf:
+        if config is not None:
+            raise ValueError("--config is for runs; a converted model has its rule already")
+        if only_ssmax:
+            changes["model.only_ssmax"] = True
+        folder = (runs or Path("runs")) / (name or f"{base.resolve().name}-tuned")
+        return _finetune_converted(
+            base, folder, adapter_base, data, questions, changes, resume, device
+        )
+    if adapter_base is not None or data is not None or only_ssmax:
+        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
     suffix = f"-{config}-qa" if config else "-qa"
     folder = (runs or base.parent) / (name or base.name + suffix)
     rule = "ssmax" if config == "e" else config
@@ -337,6 +366,34 @@ def finetune(
     return _ended(outcome, folder, command)
 
 
+def _finetune_converted(
+    source: Path,
+    folder: Path,
+    base: str | None,
+    data: Path | None,
+    questions: str | None,
+    changes: dict[str, Any],
+    resume: bool,
+    device: str | None,
+) -> int:
+    from ssmax.train import finetune_converted, joined_world
+
+    with joined_world(device) as world:
+        outcome = finetune_converted(
+            source,
+            folder,
+            world=world,
+            base=base,
+            data=data,
+            questions=questions,
+            changes=changes,
+            resume=resume,
+        )
+    command = f"ssmax finetune --hf {source} --runs {folder.parent} --name {folder.name} --resume"
+    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})"
+    return _ended(outcome, folder, command, then)
+
+
 def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None) -> dict[str, Any]:
     """What is laid over a preset: a file, over it --set, over it the flags."""
     from ssmax.train.config import read_config_file, read_overrides
@@ -348,11 +405,12 @@ def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None
     return changes
 
 
-def _ended(outcome, folder: Path, go_on: str) -> int:
+def _ended(outcome, folder: Path, go_on: str, then: str | None = None) -> int:
     is_done = outcome.stopped_by is None
     if os.environ.get("RANK", "0") == "0":
         print(
-            f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'"
+            f"{folder}: done, {outcome.step:,} steps; "
+            + (then or f"ssmax generate {folder} 'a prompt'")
             if is_done
             else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
             f"saved; go on with: {go_on}"

@@ -176,14 +176,20 @@ def _check_model(model: nn.Module) -> None:
             f"asked for; ssmax.hf needs {'.'.join(map(str, OLDEST))} or later"
         )
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        wrapped = getattr(model, "_orig_mod", None)
-        hint = "; convert before torch.compile" if wrapped is not None else ""
+        is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
+        hint = "; convert the model inside it, before it is wrapped" if is_wrapped else ""
         raise ValueError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
     if hasattr(model, "_orig_mod"):
         raise ValueError("this model is compiled already; convert it before torch.compile")
-    if any(hasattr(module, "_fsdp_state") or type(module).__name__.startswith("FSDP")
-           for module in model.modules()):  # fmt: skip
-        raise ValueError("this model is sharded already; convert it before fully_shard or FSDP")
+    # Parameters of FSDP2 and of tensor parallelism are parts of what they were; FSDP1 renames its
+    # modules.
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or any(
+        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
+    ):
+        raise ValueError(
+            "this model is sharded already; convert it before fully_shard, FSDP or a tensor "
+            "parallel plan"
+        )
     if Conversion.of(model) is not None:
         raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
 
@@ -232,9 +238,13 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     name = type(model).__name__
     every = dict(attention_modules(model, layers="all", attention="all"))
     if not every:
+        kinds = {type(module).__name__ for module in model.modules()}
+        own = ", ".join(sorted(kind for kind in kinds if "Attention" in kind))
+        is_quantised = getattr(model.config, "quantization_config", None) is not None
         return (
-            f"{name} has its own attention that Transformers' interface does not reach, "
-            "so it cannot be converted"
+            f"{name} has its own attention{own and f' ({own})'} that Transformers' interface does "
+            "not reach, so it cannot be converted"
+            + ("; it is quantised: load it without fused modules" if is_quantised else "")
         )
     return (
         f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "

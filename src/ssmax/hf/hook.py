@@ -88,8 +88,9 @@ def _scale(
         # Not num_heads: tensor parallelism leaves a rank some of them, of both.
         if factor.shape[-2] != query.shape[1]:
             raise ValueError(
-                f"{type(module).__name__} has {query.shape[1]} query heads here, its ssmax was "
-                f"made for {factor.shape[-2]}; convert the model anew"
+                f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
+                f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
+                "layer whose heads are not those of its config has to tell them as num_heads"
             )
         return scale_query(query, factor)
     # Heads that see different keys: of every head's factor its own.

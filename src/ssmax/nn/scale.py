@@ -224,7 +224,8 @@ class SSMaxScale(_KeepsFloat32):
         if not any(hasattr(parameter, "to_local") for parameter in self._parameters.values()):
             return self
         here: Any = copy.copy(self)
-        here._parameters = {name: split.to_local() for name, split in self._parameters.items()}
+        split: dict[str, Any] = dict(self._parameters)
+        here._parameters = {name: parameter.to_local() for name, parameter in split.items()}
         return here
 
     def extra_repr(self) -> str:

@@ -63,6 +63,13 @@ def test_float32_among_bfloat16_needs_groups_of_its_own(found):
     assert "uniform original parameter dtype" in found["fsdp2 bfloat16, one group"]
 
 
+def test_the_plan_for_s_comes_and_goes_with_it():
+    plain = ssmax.hf.revert(converted()).tp_plan
+    place = "model.layers.*.self_attn.ssmax"
+    added = {f"{place}.scale": "colwise", f"{place}.bias": "colwise"}
+    assert converted().tp_plan == {**plain, **added} and not added.keys() & plain.keys()
+
+
 @torch.no_grad()
 def test_what_was_split_is_saved_whole(folder):
     wanted = converted()(input_ids=TOKENS).logits

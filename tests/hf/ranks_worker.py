@@ -39,14 +39,27 @@ def sharded(model, *, ssmax_first):
     return fully_shard(model)
 
 
-def tensor_parallel(folder):
+def split(model, folder):
     from transformers.distributed import DistributedConfig
 
     if dist.get_rank() == 0:
-        converted().save_pretrained(folder / "whole")
+        model.save_pretrained(folder)
     dist.barrier()
     plan = DistributedConfig(tp_plan="auto", tp_size=2)
-    model = ssmax.hf.from_pretrained(folder / "whole", distributed_config=plan)
+    return ssmax.hf.from_pretrained(folder, distributed_config=plan)
+
+
+def clamped():
+    return ssmax.hf.convert(build("llama"), init="clamp", train_length=4)
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=TOKENS).logits
+
+
+def tensor_parallel(folder):
+    model = split(converted(), folder / "whole")
     found = gradients(model, TOKENS)
     here = model.model.layers[0].self_attn.ssmax.scale.to_local()
     assert here.shape == (2,), "s is not split with its heads"
@@ -66,6 +79,7 @@ if __name__ == "__main__":
         "fsdp2": gradients(sharded(converted(), ssmax_first=False), mine),
         "fsdp2 bfloat16": gradients(sharded(converted().to(narrow), ssmax_first=True), mine),
         "tensor parallel": tensor_parallel(folder),
+        "clamp": logits(split(clamped(), folder / "clamp")),
     }
     try:
         gradients(sharded(converted().to(narrow), ssmax_first=False), mine)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_worker import TOKENS, converted, gradients
+from ranks_worker import TOKENS, clamped, converted, gradients, logits
 
 import ssmax.hf
 
@@ -61,6 +61,12 @@ def test_two_ranks_have_the_gradients_of_one(found, exact, case, dtype):
 
 def test_float32_among_bfloat16_needs_groups_of_its_own(found):
     assert "uniform original parameter dtype" in found["fsdp2 bfloat16, one group"]
+
+
+def test_a_rule_that_learns_nothing_is_the_same_for_the_heads_of_a_rank(found):
+    alone, exact = logits(clamped()), logits(clamped().double())
+    error, allowed = ((x.double() - exact).norm() for x in (found["clamp"], alone))
+    assert error <= 2 * allowed + 1e-6 * exact.norm()
 
 
 def test_the_plan_for_s_comes_and_goes_with_it():

@@ -321,9 +321,11 @@ def finetune(
         str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run; by default the base's, -qa.")
+        str | None, typer.Option(help="Of the run; by default the base's, -qa or -tuned.")
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of all runs; the base's.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of all runs; the base's, with --hf runs.")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
     set_: Sets = None,
     resume: Resume = False,
@@ -335,62 +337,42 @@ def finetune(
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
     from ssmax.train import finetune as run_finetuning
-    from ssmax.train import joined_world
-
-    changes = _changes(file, set_, on_nonfinite)
-    if hf:
-        if config is not None:
-            raise ValueError("--config is for runs; a converted model has its rule already")
-        if only_ssmax:
-            changes["model.only_ssmax"] = True
-        folder = (runs or Path("runs")) / (name or f"{base.resolve().name}-tuned")
-        return _finetune_converted(
-            base, folder, adapter_base, data, questions, changes, resume, device
-        )
-    if adapter_base is not None or data is not None or only_ssmax:
-        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
-    suffix = f"-{config}-qa" if config else "-qa"
-    folder = (runs or base.parent) / (name or base.name + suffix)
-    rule = "ssmax" if config == "e" else config
-    with joined_world(device) as world:
-        outcome = run_finetuning(
-            base,
-            folder,
-            world=world,
-            questions=questions,
-            rule=rule,
-            changes=changes,
-            resume=resume,
-        )
-    command = f"ssmax finetune {base} --runs {folder.parent} --name {folder.name} --resume"
-    return _ended(outcome, folder, command)
-
-
-def _finetune_converted(
-    source: Path,
-    folder: Path,
-    base: str | None,
-    data: Path | None,
-    questions: str | None,
-    changes: dict[str, Any],
-    resume: bool,
-    device: str | None,
-) -> int:
     from ssmax.train import finetune_converted, joined_world
 
+    if hf and config is not None:
+        raise ValueError("--config is for runs; a converted model has its rule already")
+    if not hf and (adapter_base is not None or data is not None or only_ssmax):
+        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
+    changes = _changes(file, set_, on_nonfinite)
+    if only_ssmax:
+        changes["model.only_ssmax"] = True
+    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    folder = (runs or (Path("runs") if hf else base.parent)) / (name or base.name + suffix)
     with joined_world(device) as world:
-        outcome = finetune_converted(
-            source,
-            folder,
-            world=world,
-            base=base,
-            data=data,
-            questions=questions,
-            changes=changes,
-            resume=resume,
-        )
-    command = f"ssmax finetune --hf {source} --runs {folder.parent} --name {folder.name} --resume"
-    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})"
+        if hf:
+            outcome = finetune_converted(
+                base,
+                folder,
+                world=world,
+                base=adapter_base,
+                data=data,
+                questions=questions,
+                changes=changes,
+                resume=resume,
+            )
+        else:
+            outcome = run_finetuning(
+                base,
+                folder,
+                world=world,
+                questions=questions,
+                rule="ssmax" if config == "e" else config,
+                changes=changes,
+                resume=resume,
+            )
+    typed = f"ssmax finetune {'--hf ' if hf else ''}{base}"
+    command = f"{typed} --runs {folder.parent} --name {folder.name} --resume"
+    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
     return _ended(outcome, folder, command, then)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax.hf.counting import kind_of, visible_keys
-from ssmax.nn import SSMaxScale
+from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
 ATTRIBUTE = "ssmax"
@@ -85,7 +85,10 @@ def _scale(
         watch(module, num_keys, query)
     if num_keys.dim() < 3:
         factor = scale(num_keys)
-        # Not num_heads: tensor parallelism leaves a rank some of them, of both.
+        # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that
+        # learns nothing is the same for all.
+        if not RULES[scale.rule].learnt:
+            factor = factor[..., : query.shape[1], :]
         if factor.shape[-2] != query.shape[1]:
             raise ValueError(
                 f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "

@@ -29,14 +29,14 @@ def gradients(model, tokens):
     return found
 
 
-def sharded(model, *, ssmax_first):
+def sharded(model, *, ssmax_first, **options):
     if ssmax_first:
         for module in model.modules():
             if isinstance(module, SSMaxScale):
                 fully_shard(module)
     for layer in model.model.layers:
-        fully_shard(layer)
-    return fully_shard(model)
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
 
 
 def split(model, folder):

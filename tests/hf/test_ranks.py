@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_worker import TOKENS, clamped, converted, gradients, logits
+import torch.distributed as dist
+from ranks_worker import TOKENS, clamped, converted, gradients, logits, sharded
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import ssmax.hf
+from ssmax.nn import SSMaxScale
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,29 @@ def test_the_plan_for_s_comes_and_goes_with_it():
     place = "model.layers.*.self_attn.ssmax"
     added = {f"{place}.scale": "colwise", f"{place}.bias": "colwise"}
     assert converted().tp_plan == {**plain, **added} and not added.keys() & plain.keys()
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_group_of_its_own_keeps_s_from_a_policy_that_would_round_it(
+    one_rank, monkeypatch, is_first
+):
+    seen, plain = set(), SSMaxScale.forward
+
+    def forward(self, num_keys):
+        seen.add(self.scale.dtype)
+        return plain(self, num_keys)
+
+    monkeypatch.setattr(SSMaxScale, "forward", forward)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    sharded(converted(), ssmax_first=is_first, mp_policy=policy)(input_ids=TOKENS)
+    assert seen == {torch.float32 if is_first else torch.bfloat16}
 
 
 @torch.no_grad()

@@ -287,7 +287,7 @@ def test_what_belongs_to_converted_models_needs_hf(capsys):
     assert "add --hf" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_two_ranks_are_one(models, tmp_path, parallel):
     source = models / "llama-identity"
     tune(source, tmp_path / "one", {"optim.lr": 1e-3})

@@ -168,19 +168,6 @@ def test_gradients_reach_s_and_b_at_once():
             assert parameter.grad is not None and parameter.grad.abs().max() > 0, name
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(reentrant):
-    gradients = []
-    for is_on in (False, True):
-        model = randomise(ssmax.hf.convert(build("llama"))).train()
-        if is_on:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        tokens = tokens_of()
-        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
-        gradients.append(model.model.layers[0].self_attn.ssmax.scale.grad)
-    torch.testing.assert_close(*gradients, rtol=0, atol=0)
-
-
 @NO_NOISE
 @torch.no_grad()
 def test_the_graph_is_whole_and_serves_every_length():
@@ -248,18 +235,6 @@ def test_anneal_leads_from_identity_to_the_paper():
     assert scale.bias[0].item() == pytest.approx(0.0, abs=1e-5)
 
 
-def test_groups_for_an_optimizer():
-    model = ssmax.hf.convert(build("llama"))
-    groups = ssmax.hf.param_groups(model, lr=2e-5, ssmax_lr=1e-3, weight_decay=0.1)
-    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
-    ours = {id(p) for n, p in model.named_parameters() if ".ssmax." in n}
-    (mine,) = [group for group in groups if {id(p) for p in group["params"]} & ours]
-    assert {id(p) for p in mine["params"]} == ours
-    assert (mine["lr"], mine["weight_decay"]) == (1e-3, 0.0)
-    ssmax.hf.freeze_all_but_ssmax(model)
-    assert {id(p) for p in model.parameters() if p.requires_grad} == ours
-
-
 @torch.no_grad()
 def test_a_watcher_sees_n_of_every_layer():
     model = randomise(ssmax.hf.convert(build("mistral"), layers="all"))
@@ -287,70 +262,6 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
     monkeypatch.setattr(hook, "visible_keys", lambda *a: real(*a) + 1)
     with pytest.raises(ValueError, match=r"counts n = \[2, 3"):
         ssmax.hf.verify(model)
-
-
-BAD = {
-    "no model": (lambda m: ssmax.hf.convert("gpt2"), "takes a model of Transformers, got str"),
-    "no config": (lambda m: ssmax.hf.convert(torch.nn.Linear(2, 2)), "got Linear"),
-    "twice": (lambda m: ssmax.hf.convert(ssmax.hf.convert(m)), "converted already"),
-    "compiled": (lambda m: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
-    "paper": (lambda m: ssmax.hf.convert(m, init="paper"), "needs train_length"),
-    "clamp": (lambda m: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
-    "anneal": (lambda m: ssmax.hf.convert(m, init="anneal"), "needs train_length"),
-    "init": (lambda m: ssmax.hf.convert(m, init="zero"), "init must be one of identity, paper"),
-    "rule": (lambda m: ssmax.hf.convert(m, rule="softmx"), "rule must be one of"),
-    "no identity": (
-        lambda m: ssmax.hf.convert(m, rule="sqrt_log", train_length=64),
-        "does not start where softmax is",
-    ),
-    "identity without bias": (lambda m: ssmax.hf.convert(m, bias=False), "needs the bias"),
-    "bias of another rule": (
-        lambda m: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
-    ),
-    "layers": (lambda m: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
-    "attention": (lambda m: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
-    "no layer": (lambda m: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
-    "length": (lambda m: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
-    "own attention": (
-        lambda m: ssmax.hf.convert(own_attention()), "has its own attention",
-    ),
-    "verify": (lambda m: ssmax.hf.verify(m), "is not converted"),
-    "revert": (lambda m: ssmax.hf.revert(m), "was not converted"),
-    "groups": (lambda m: ssmax.hf.param_groups(m, 1e-4), "is not converted"),
-    "freeze": (lambda m: ssmax.hf.freeze_all_but_ssmax(m), "is not converted"),
-    "save": (lambda m: ssmax.hf.save(m, "x"), "is not converted"),
-    "anneal of identity": (
-        lambda m: ssmax.hf.anneal(ssmax.hf.convert(m), 1.0, 0.0), "not 'anneal'",
-    ),
-    "back": (
-        lambda m: ssmax.hf.anneal(ssmax.hf.convert(m, init="anneal", train_length=8), 0.1, 0.5),
-        "never back",
-    ),
-}  # fmt: skip
-
-
-def own_attention():
-    import transformers as tf
-
-    config = tf.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=99)
-    return tf.BloomForCausalLM(config)
-
-
-@NO_NOISE
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_gets_one_clear_error(name):
-    call, message = BAD[name]
-    with pytest.raises(ValueError, match=message):
-        call(build("llama"))
-
-
-def test_a_head_count_that_is_wrong_is_said_when_it_is_met():
-    model = ssmax.hf.convert(build("llama"))
-    from ssmax.nn import SSMaxScale
-
-    model.model.layers[0].self_attn.ssmax = SSMaxScale(3, "ssmax_bias", 8)
-    with pytest.raises(ValueError, match="4 query heads here, its ssmax was made for 3"):
-        model(input_ids=tokens_of())
 
 
 def test_models_that_share_a_config_are_converted_one_by_one():

@@ -208,10 +208,10 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
     import gc
     import weakref
 
-    from ssmax.train import loop
+    from ssmax.train import trainee
 
     models, alive = [], []
-    real = loop.LM
+    real = trainee.LM
 
     def built(config):
         gc.collect()
@@ -220,20 +220,20 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(loop, "LM", built)
+    monkeypatch.setattr(trainee, "LM", built)
     pretrain(small("f", run__steps=4), tmp_path / "run", world=CPU)
     assert alive == [0, 0]
 
 
 def test_a_start_that_is_refused_leaves_the_name_free(small, tmp_path, monkeypatch):
-    from ssmax.train import loop
+    from ssmax.train import trainee
 
     def unbuildable(_):
         raise ValueError("no such model")
 
     config = small("b", data__validation_windows=0, run__steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "LM", unbuildable)
+        patch.setattr(trainee, "LM", unbuildable)
         with pytest.raises(ValueError, match="no such model"):
             pretrain(config, tmp_path / "run", world=CPU)
     assert not (tmp_path / "run" / "config.json").exists()

@@ -307,8 +307,23 @@ def pretrain(
 @app.command()
 def finetune(
     base: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run whose model learns to answer.")
+        Path,
+        typer.Argument(
+            metavar="RUN", help="The run whose model learns to answer; with --hf a converted model."
+        ),
     ],
+    hf: Annotated[
+        bool, typer.Option("--hf", help="RUN is a folder that ssmax convert wrote.")
+    ] = False,
+    adapter_base: Annotated[
+        str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With --hf: prepared tokens instead of questions.")
+    ] = None,
+    only_ssmax: Annotated[
+        bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
+    ] = False,
     questions: Annotated[
         str | None, typer.Option(help="A file in SQuAD's format; by default they are invented.")
     ] = None,
@@ -316,35 +331,59 @@ def finetune(
         str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run; by default the base's, -qa.")
+        str | None, typer.Option(help="Of the run; by default the base's, -qa or -tuned.")
     ] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of all runs; the base's.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of all runs; the base's, with --hf runs.")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
     set_: Sets = None,
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Teach a pretrained model to answer questions, as the paper's table 3 does."""
-    from ssmax.train import finetune as run_finetuning
-    from ssmax.train import joined_world
+    """Teach a pretrained model to answer questions, as the paper's table 3 does.
 
+    With --hf: fine-tune a converted Hugging Face model, on questions or on text.
+    """
+    from ssmax.train import finetune as run_finetuning
+    from ssmax.train import finetune_converted, joined_world
+
+    if hf and config is not None:
+        raise ValueError("--config is for runs; a converted model has its rule already")
+    if not hf and (adapter_base is not None or data is not None or only_ssmax):
+        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
     changes = _changes(file, set_, on_nonfinite)
-    suffix = f"-{config}-qa" if config else "-qa"
-    folder = (runs or base.parent) / (name or base.name + suffix)
-    rule = "ssmax" if config == "e" else config
+    if only_ssmax:
+        changes["model.only_ssmax"] = True
+    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    folder = (runs or (Path("runs") if hf else base.parent)) / (name or base.name + suffix)
     with joined_world(device) as world:
-        outcome = run_finetuning(
-            base,
-            folder,
-            world=world,
-            questions=questions,
-            rule=rule,
-            changes=changes,
-            resume=resume,
-        )
-    command = f"ssmax finetune {base} --runs {folder.parent} --name {folder.name} --resume"
-    return _ended(outcome, folder, command)
+        if hf:
+            outcome = finetune_converted(
+                base,
+                folder,
+                world=world,
+                base=adapter_base,
+                data=data,
+                questions=questions,
+                changes=changes,
+                resume=resume,
+            )
+        else:
+            outcome = run_finetuning(
+                base,
+                folder,
+                world=world,
+                questions=questions,
+                rule="ssmax" if config == "e" else config,
+                changes=changes,
+                resume=resume,
+            )
+    typed = f"ssmax finetune {'--hf ' if hf else ''}{base}"
+    command = f"{typed} --runs {folder.parent} --name {folder.name} --resume"
+    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
+    return _ended(outcome, folder, command, then)
 
 
 def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None) -> dict[str, Any]:
@@ -358,11 +397,12 @@ def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None
     return changes
 
 
-def _ended(outcome, folder: Path, go_on: str) -> int:
+def _ended(outcome, folder: Path, go_on: str, then: str | None = None) -> int:
     is_done = outcome.stopped_by is None
     if os.environ.get("RANK", "0") == "0":
         print(
-            f"{folder}: done, {outcome.step:,} steps; ssmax generate {folder} 'a prompt'"
+            f"{folder}: done, {outcome.step:,} steps; "
+            + (then or f"ssmax generate {folder} 'a prompt'")
             if is_done
             else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
             f"saved; go on with: {go_on}"

@@ -70,7 +70,8 @@ def _load(transformers: Any, source: str) -> Any:
     from ssmax.hf.foreign import load_with_s
 
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
+        # Not left open: Transformers would ask on the terminal, and wait.
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         names = config.architectures or []
         kind = getattr(transformers, names[0], None) if names else None
         kind = kind or transformers.AutoModelForCausalLM
@@ -78,6 +79,13 @@ def _load(transformers: Any, source: str) -> Any:
     except OSError as error:
         first = str(error).strip().splitlines()[0]
         raise ValueError(f"{source!r} cannot be loaded: {first}") from None
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{source!r} brings code of its own, which is not run here; load it with "
+            "trust_remote_code=True, then ssmax.hf.convert and ssmax.hf.save"
+        ) from None
 
 
 def _copy_tokenizer(transformers: Any, source: str, out: Path) -> None:

@@ -22,6 +22,12 @@ def save(model: nn.Module, folder: str | Path) -> None:
     record = Conversion.of(model)
     if record is None:
         raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    scales = [getattr(module, ATTRIBUTE) for _, module in converted_modules(model)]
+    if any(hasattr(scale, "original_module") for scale in scales):
+        raise ValueError(
+            "PEFT trains a copy of this model's s and b: its own save_pretrained keeps them, or "
+            "merge_and_unload gives a model that can be saved here"
+        )
     require("safetensors", extra="lm", purpose="saving")
     from safetensors.torch import save_file
 

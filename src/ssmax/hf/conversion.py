@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, install
+from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, install, scale_of
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -49,6 +49,9 @@ class Conversion:
         delattr(model, RECORD)
         if hasattr(model.config, KEY):
             delattr(model.config, KEY)
+        plan = _tensor_parallel_plan(model)
+        for name in [name for name in plan if f".{ATTRIBUTE}." in name]:
+            del plan[name]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Conversion":
@@ -116,6 +119,7 @@ def attach(model: nn.Module, record: Conversion) -> None:
     for name, scale in scales.items():
         known[name].add_module(ATTRIBUTE, scale.to(_device_of(known[name])))
     record.put(model)
+    _split_with_the_heads(model, scales)
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -129,7 +133,7 @@ def revert(model: nn.Module) -> nn.Module:
 def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Attention modules that carry an ssmax, by name."""
     for name, module in model.named_modules():
-        if isinstance(getattr(module, ATTRIBUTE, None), SSMaxScale):
+        if scale_of(module) is not None:
             yield name, module
 
 
@@ -166,14 +170,20 @@ def start(scale: SSMaxScale, init: str) -> None:
 def _check_model(model: nn.Module) -> None:
     _check_transformers()
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
-        wrapped = getattr(model, "_orig_mod", None)
-        hint = "; convert before torch.compile" if wrapped is not None else ""
+        is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
+        hint = "; convert the model inside it, before it is wrapped" if is_wrapped else ""
         raise ValueError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
     if hasattr(model, "_orig_mod"):
         raise ValueError("this model is compiled already; convert it before torch.compile")
-    if any(hasattr(module, "_fsdp_state") or type(module).__name__.startswith("FSDP")
-           for module in model.modules()):  # fmt: skip
-        raise ValueError("this model is sharded already; convert it before fully_shard or FSDP")
+    # Parameters of FSDP2 and of tensor parallelism are parts of what they were; FSDP1 renames its
+    # modules.
+    if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or any(
+        type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
+    ):
+        raise ValueError(
+            "this model is sharded already; convert it before fully_shard, FSDP or a tensor "
+            "parallel plan"
+        )
     if Conversion.of(model) is not None:
         raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
 
@@ -234,9 +244,13 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     name = type(model).__name__
     every = dict(attention_modules(model, layers="all", attention="all"))
     if not every:
+        kinds = {type(module).__name__ for module in model.modules()}
+        own = ", ".join(sorted(kind for kind in kinds if "Attention" in kind))
+        is_quantised = getattr(model.config, "quantization_config", None) is not None
         return (
-            f"{name} has its own attention code, or none: none of its layers goes through "
-            "Transformers' attention interface, so it cannot be converted"
+            f"{name} has its own attention code{own and f' ({own})'}, or none: none of its layers "
+            "goes through Transformers' attention interface, so it cannot be converted"
+            + ("; it is quantised: load it without fused modules" if is_quantised else "")
         )
     return (
         f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "
@@ -299,6 +313,20 @@ def _num_heads(name: str, module: nn.Module) -> int:
             if isinstance(found, int) and found > 0:
                 return found
     raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+
+
+def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:
+    """Where a model's tensor parallel plan splits the heads over ranks, s and b go with them."""
+    plan = _tensor_parallel_plan(model)
+    for name, scale in scales.items():
+        place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        if any(plan[key] == "colwise" for key in plan if key.startswith(f"{place}.")):
+            for parameter, _ in scale.named_parameters(recurse=False):
+                plan[f"{place}.{ATTRIBUTE}.{parameter}"] = "colwise"
+
+
+def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
+    return getattr(model, "_tp_plan", None) or {}
 
 
 def _device_of(module: nn.Module) -> torch.device:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.hf.counting import Kind, kind_of, visible_keys
-from ssmax.nn import SSMaxScale
+from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
 ATTRIBUTE = "ssmax"
@@ -55,8 +55,8 @@ def _attend(
     def attend(query: Tensor, value: Tensor) -> Any:
         return function(module, query, key, value, attention_mask, *arguments, **options)
 
-    scale = getattr(module, ATTRIBUTE, None)
-    if isinstance(scale, SSMaxScale):
+    scale = scale_of(module)
+    if scale is not None:
         kind = _known_kind(implementation)
         num_keys = visible_keys(kind, module, query, key, attention_mask, options)
         for watch in _watchers:
@@ -65,6 +65,15 @@ def _attend(
             audit(module, num_keys, _weighed_keys(attend, query, key, value))
         query = _scaled(module, scale, query, num_keys)
     return attend(query, value)
+
+
+def scale_of(module: nn.Module) -> Any:
+    """The ssmax of an attention module, in the wrapper of PEFT where it has one; None: it has none.
+
+    The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
+    """
+    found = getattr(module, ATTRIBUTE, None)
+    return found if isinstance(getattr(found, "original_module", found), SSMaxScale) else None
 
 
 def _known_kind(implementation: str | None) -> Kind:
@@ -78,13 +87,19 @@ def _known_kind(implementation: str | None) -> Kind:
 
 
 def _scaled(module: nn.Module, scale: SSMaxScale, query: Tensor, num_keys: Tensor) -> Tensor:
-    if query.shape[1] != scale.num_heads:
-        raise ValueError(
-            f"{type(module).__name__} has {query.shape[1]} query heads here, its ssmax was made "
-            f"for {scale.num_heads}; convert the model anew"
-        )
     if num_keys.dim() < 3:
-        return scale_query(query, scale(num_keys))
+        factor = scale(num_keys)
+        # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that
+        # learns nothing is the same for all.
+        if not RULES[scale.rule].learnt:
+            factor = factor[..., : query.shape[1], :]
+        if factor.shape[-2] != query.shape[1]:
+            raise ValueError(
+                f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
+                f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
+                "layer whose heads are not those of its config has to tell them as num_heads"
+            )
+        return scale_query(query, factor)
     # Heads that see different keys: of every head's factor its own.
     batch, heads, queries = num_keys.shape
     factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)

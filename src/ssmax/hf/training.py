@@ -1,5 +1,6 @@
 """What training a converted model needs: parameter groups, freezing, and the walk of `anneal`."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def anneal(model: nn.Module, progress: float, before: float) -> None:
     """Lead s and b on from identity (0) towards the paper's start (1), from `before` to `progress`.
 
     Along the line b falls from 1 to 0 while s rises from 0 to L / log(L!), so that the mean factor
-    stays 1. What training changed rides on top.
+    stays 1. What training changed rides on top. At 1 it is done, and the model says so.
     """
     record = _must_be_converted(model)
     if record.init != "anneal":
@@ -58,6 +59,8 @@ def anneal(model: nn.Module, progress: float, before: float) -> None:
         scale: Any = getattr(module, ATTRIBUTE)
         scale.scale.add_(step * initial_s(record.train_length))
         scale.bias.sub_(step)
+    if progress == 1.0:
+        dataclasses.replace(record, init="annealed").put(model)
 
 
 def _must_be_converted(model: nn.Module) -> Conversion:

@@ -4,9 +4,11 @@ Parameters are raw values of shape (heads,), `scale` being the paper's s and `bi
 dimension, so that weight decay on matrices leaves them alone.
 """
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -212,10 +214,19 @@ class SSMaxScale(_KeepsFloat32):
                 "for a single number write n[None]"
             )
         rules.check_num_keys(num_keys)
-        factor = RULES[self.rule].factor(self, num_keys)
+        factor = RULES[self.rule].factor(self._of_this_rank(), num_keys)
         if not RULES[self.rule].learnt:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
         return factor
+
+    def _of_this_rank(self) -> "SSMaxScale":
+        """Itself; where tensor parallelism has split the heads, a view with those that are here."""
+        if not any(hasattr(parameter, "to_local") for parameter in self._parameters.values()):
+            return self
+        here: Any = copy.copy(self)
+        split: dict[str, Any] = dict(self._parameters)
+        here._parameters = {name: parameter.to_local() for name, parameter in split.items()}
+        return here
 
     def extra_repr(self) -> str:
         """Shown in the module's print-out."""

@@ -1,6 +1,7 @@
 """From tokens to runs: one loop, on one machine or many, that nothing interrupts for good."""
 
 from ssmax.train.config import TrainConfig
+from ssmax.train.converted import finetune_converted
 from ssmax.train.finetuning import finetune
 from ssmax.train.loop import NonfiniteError, Outcome, train
 from ssmax.train.pretraining import pretrain
@@ -15,6 +16,7 @@ __all__ = [
     "TrainConfig",
     "configured",
     "finetune",
+    "finetune_converted",
     "joined_world",
     "load_run_model",
     "load_run_tokenizer",

@@ -249,9 +249,11 @@ def _hash(path: Path) -> str:
 
 
 def training_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights and the optimizer's state by name, as they are: sharded where they are sharded."""
+    """Weights that learn and the optimizer's state by name: sharded where they are sharded."""
     tensors: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         tensors[f"model.{name}"] = parameter.detach()
         assert parameter in optimizer.state, f"{name} is not what the optimizer holds"
         for key, value in optimizer.state[parameter].items():

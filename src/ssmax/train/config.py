@@ -212,6 +212,11 @@ class TrainConfig:
         """Tokens that a step sees."""
         return self.run.batch_size * self.model.train_length
 
+    @property
+    def is_bound_to_steps(self) -> bool:
+        """True where what a step does depends on how many there will be."""
+        return self.schedule.kind != "constant" or bool(self.switch.rule)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""
         return dataclasses.asdict(self)

@@ -13,6 +13,7 @@ from ssmax.data.invented import invented_questions
 from ssmax.data.qa import Example, Packed, Question, QuestionStream, encode_questions, read_squad
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN
+from ssmax.data.tokenizer import Tokenizer
 from ssmax.lm import LM
 from ssmax.records import config_hash
 from ssmax.train.config import SwitchConfig, TrainConfig
@@ -26,6 +27,8 @@ from ssmax.train.run import (
     run_folder,
 )
 from ssmax.train.samples import Batch
+from ssmax.train.trainee import OwnModel
+from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
 
 INVENTED, HIDDEN = "invented", "hidden"
@@ -101,9 +104,7 @@ def finetune(
         questions = str(Path(questions).resolve())
     length = base_config.model.train_length
     examples = _examples(questions, base, length=length, seed=seed)
-    taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
-    samples = Rows(taught, length=length, seed=seed)
-    validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
+    samples, validation = question_rows(examples, length=length, seed=seed)
     if resume:
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
         config = resumed_config(folder, changes)
@@ -114,11 +115,17 @@ def finetune(
         changes |= {"data.questions": questions, "data.base": str(base.resolve())}
         config = _config(base_config, model, samples, validation, changes)
     with run_folder(
-        folder, config, tokenizer_from=base, world=world, resume=resume, quiet=quiet
+        folder,
+        config,
+        tokenizer_from=base,
+        world=world,
+        resume=resume,
+        quiet=quiet,
+        flops_per_token=flops_per_token(config.model),
     ) as opened:
         opened.watch.say(
-            f"{len(taught):,} questions to learn from, {samples.stream.rows_in_epoch(0):,} rows "
-            f"of {length} tokens an epoch"
+            f"{len(samples.stream.examples):,} questions to learn from, "
+            f"{samples.stream.rows_in_epoch(0):,} rows of {length} tokens an epoch"
         )
         return train(
             config,
@@ -127,9 +134,18 @@ def finetune(
             world=world,
             opened=opened,
             validation=validation if config.data.validation_windows else None,
-            first_weights=model,
+            trainee=OwnModel(model),
             resume=resume,
         )
+
+
+def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[Rows, Rows]:
+    """To learn from, and to validate with."""
+    taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
+    return (
+        Rows(taught, length=length, seed=seed),
+        Rows(examples[::HELD_OUT], length=length, seed=seed),
+    )
 
 
 def _with_rule(model: LM, rule: str) -> LM:
@@ -173,7 +189,15 @@ def _examples(source: str, base: Path, *, length: int, seed: int) -> list[Exampl
             breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
             end_of_document=end_of_document,
         )
+    return encoded_questions(source, tokenizer, length=length, seed=seed)
+
+
+def encoded_questions(
+    source: str, tokenizer: Tokenizer, *, length: int, seed: int
+) -> list[Example]:
+    """The questions of a file, or invented ones, as far as they fit the rows."""
     questions = read_questions(source, seed=seed)
+    end_of_document = tokenizer.vocabulary.end_of_document
     examples, dropped = encode_questions(
         questions, tokenizer.encode, end_of_document=end_of_document, length=length
     )

@@ -13,23 +13,18 @@ from torch import Tensor, nn
 
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
-from ssmax.lm import LM, LMConfig
+from ssmax.lm import LMConfig
 from ssmax.records import Provenance
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
 from ssmax.train.config import TrainConfig
 from ssmax.train.interrupt import Interrupts, heeded_interrupts
 from ssmax.train.journal import EVENTS, JOURNAL, Journal
-from ssmax.train.optimizer import learning_rate, make_optimizer, set_learning_rate, start_state
-from ssmax.train.parallel import (
-    build,
-    clip_gradients,
-    gradients_kept_here,
-    shard_again,
-    whole,
-)
-from ssmax.train.run import MODEL, OpenRun, write_model
+from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
+from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
+from ssmax.train.run import MODEL, OpenRun
 from ssmax.train.samples import Batch, Samples, micro_batches
+from ssmax.train.trainee import OwnModel, Trainee
 from ssmax.train.watch import Watch
 from ssmax.train.world import World
 
@@ -56,6 +51,7 @@ class Job:
 
     config: TrainConfig
     folder: Path
+    trainee: Trainee
     samples: Samples
     validation: Samples | None
     world: World
@@ -78,10 +74,13 @@ def train(
     world: World,
     opened: OpenRun,
     validation: Samples | None = None,
-    first_weights: LM | None = None,
+    trainee: Trainee | None = None,
     resume: bool = False,
 ) -> Outcome:
-    """Train in a run's folder, from its newest whole checkpoint where `resume` says so."""
+    """Train in a run's folder, from its newest whole checkpoint where `resume` says so.
+
+    What is trained is the paper's model from its first weights, or the `trainee`.
+    """
     if config.run.batch_size % world.size:
         raise ValueError(
             f"run.batch_size must be a multiple of the {world.size} ranks, "
@@ -118,6 +117,7 @@ def train(
         job = Job(
             config=config,
             folder=folder,
+            trainee=trainee or OwnModel(),
             samples=samples,
             validation=validation,
             world=world,
@@ -131,7 +131,7 @@ def train(
         here = Provenance.here(config=config.to_dict(), device=str(world.device), seed=0)
         _event(job, "start", step=state.step, ranks=world.size, commit=here.commit)
         try:
-            return _all_phases(job, state, found, first_weights)
+            return _all_phases(job, state, found)
         except OSError as error:
             raise OSError(
                 f"{folder} cannot be written: {error}; its checkpoints are intact, mend that and "
@@ -153,14 +153,12 @@ def _fresh_state(config: TrainConfig, samples: Samples) -> TrainState:
     )
 
 
-def _all_phases(
-    job: Job, state: TrainState, found: Path | None, first_weights: LM | None
-) -> Outcome:
+def _all_phases(job: Job, state: TrainState, found: Path | None) -> Outcome:
     """One phase for each rule: a switch is a checkpoint of the old model, read by the new one."""
     outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
     for model_config, last_step in _phases(job.config):
         if state.step < last_step or (state.step == last_step == job.config.run.steps):
-            outcome, state = _one_phase(job, model_config, state, found, first_weights, last_step)
+            outcome, state = _one_phase(job, model_config, state, found, last_step)
             found = checkpoint.checkpoint_folder(job.folder, state.step)
         if outcome.stopped_by is not None:
             break
@@ -172,11 +170,10 @@ def _one_phase(
     model_config: LMConfig,
     state: TrainState,
     found: Path | None,
-    first_weights: LM | None,
     last_step: int,
 ) -> tuple[Outcome, TrainState]:
     """In a function of its own: the old model is gone before the new one is built."""
-    phase = _Phase(job, model_config, state, found, first_weights)
+    phase = _Phase(job, model_config, state, found)
     job.started()
     return phase.run(last_step), phase.state
 
@@ -192,28 +189,21 @@ class _Phase:
     """The steps that are done with one model."""
 
     def __init__(
-        self,
-        job: Job,
-        model_config: LMConfig,
-        state: TrainState,
-        found: Path | None,
-        first_weights: LM | None,
+        self, job: Job, model_config: LMConfig, state: TrainState, found: Path | None
     ) -> None:
-        self.job, self.config = job, job.config
+        self.job, self.config, self.rule = job, job.config, model_config.rule
         if self.config.run.compile:
             # Models of all phases and runs share code, of which only so many versions are kept.
             torch.compiler.reset()
         torch.manual_seed(self.config.run.seed)
-        self.model = LM(model_config)
-        if first_weights is not None and found is None:
-            self.model.load_state_dict(first_weights.state_dict())
-        self.loss = build(self.model, self.config.run, job.world)
-        self.optimizer = make_optimizer(self.model, self.config.optim, job.world.device)
+        self.model = job.trainee.make(model_config, is_resumed=found is not None)
+        self.loss = job.trainee.spread(self.model, self.config.run, job.world)
+        self.optimizer = job.trainee.optimizer(self.model, self.config.optim, job.world.device)
         start_state(self.optimizer)
         if found is not None:
             self._load(found, state)
             job.writer.last_step = state.step
-        self.state = dataclasses.replace(state, rule=model_config.rule)
+        self.state = dataclasses.replace(state, rule=self.rule)
         self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
         self._last_loss = math.nan
         self._shown = (time.monotonic(), self.state.step)
@@ -240,16 +230,15 @@ class _Phase:
         self._flush()
         self._checkpoint(wait=True)
         if stopped_by is None and self.state.step == self.config.run.steps:
-            write_model(self.model, job.folder, job.world)
+            job.trainee.write(self.model, job.folder, job.world)
         return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
 
     def _step(self, batches: list[Batch]) -> None:
         """One step of the optimizer."""
         config, world = self.config, self.job.world
         step = self.state.step
-        if config.model.dropout_p:
-            # By its number, so that a resumed run drops what the other would have dropped.
-            torch.manual_seed(hash((config.run.seed, step, world.rank)))
+        # By its number, so that a resumed run drops what the other would have dropped.
+        torch.manual_seed(hash((config.run.seed, step, world.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
         loss = accumulate_gradients(self.loss, batches, world, config.run.precision)
@@ -257,6 +246,7 @@ class _Phase:
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
         if not is_skipped:
             self.optimizer.step()
+        self.job.trainee.after_step(self.model, step + 1, config.run.steps)
         self.optimizer.zero_grad(set_to_none=True)
         self.state = dataclasses.replace(
             self.state, step=step + 1, skipped=self.state.skipped + is_skipped
@@ -383,14 +373,14 @@ class _Phase:
 
     def _load(self, found: Path, state: TrainState) -> None:
         tensors = checkpoint.training_tensors(self.model, self.optimizer)
-        if state.rule != self.model.config.rule:
+        if state.rule != self.rule:
             # A switch: the new rule's own parameters start as they are, all others go on.
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
                 if not (".ssmax." in name or ".table." in name)
             }
-            self.job.watch.say(f"step {state.step}: {state.rule} -> {self.model.config.rule}")
+            self.job.watch.say(f"step {state.step}: {state.rule} -> {self.rule}")
         checkpoint.load_tensors(found, tensors, self.job.world)
 
     def _line(self, kind: str, **values: object) -> None:

@@ -1,6 +1,7 @@
 """AdamW as the paper has it, and the learning rate over the steps."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,6 +24,13 @@ def make_optimizer(
             "weight_decay": 0.0,
         },
     ]
+    return adamw(groups, config, device)
+
+
+def adamw(
+    groups: list[dict[str, Any]], config: OptimConfig, device: torch.device
+) -> torch.optim.AdamW:
+    """Of these parameters; a group's `lr_share` is its learning rate, times that of the run."""
     return torch.optim.AdamW(
         groups,
         lr=config.lr,
@@ -65,4 +73,4 @@ def _after_warmup(step: int, config: ScheduleConfig, steps: int) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """The rate of the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_share", 1.0)

@@ -1,6 +1,6 @@
 """The model over ranks: alone, copied (DDP) or sharded (FSDP2). The model itself knows nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -52,16 +52,22 @@ def parallel_kind(config: RunConfig, world: World) -> str:
 
 def build(model: LM, config: RunConfig, world: World) -> nn.Module:
     """The loss of the model, on its device, compiled and spread as the run wants it."""
-    kind = parallel_kind(config, world)
-    model.to(world.device)
+    return spread(Loss(model), model.blocks, config, world)
+
+
+def spread(
+    loss: nn.Module, blocks: Iterable[nn.Module], config: RunConfig, world: World
+) -> nn.Module:
+    """The loss of a model with these blocks, likewise."""
+    kind, blocks = parallel_kind(config, world), list(blocks)
+    loss.to(world.device)
     if config.compile:
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
-        for block in model.blocks:
+        for block in blocks:
             block.compile()
-    loss: nn.Module = Loss(model)
     if kind == "fsdp2":
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in model.blocks:
+        for block in blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(loss, mesh=mesh)
     elif kind == "ddp":

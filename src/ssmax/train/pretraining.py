@@ -10,6 +10,7 @@ from ssmax.train.config import TrainConfig
 from ssmax.train.loop import Outcome, train
 from ssmax.train.run import run_folder
 from ssmax.train.samples import Batch
+from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
 
 VERIFIED_TOKENS = 1 << 30
@@ -54,7 +55,13 @@ def pretrain(
     named = {"data.folder": str(data.resolve()), "data.tokenizer": shards.vocabulary.name}
     config = config.replaced(named)
     with run_folder(
-        folder, config, tokenizer_from=data, world=world, resume=resume, quiet=quiet
+        folder,
+        config,
+        tokenizer_from=data,
+        world=world,
+        resume=resume,
+        quiet=quiet,
+        flops_per_token=flops_per_token(config.model),
     ) as opened:
         return train(
             config,

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,10 +18,11 @@ from ssmax.records import Provenance
 from ssmax.train import checkpoint
 from ssmax.train.config import MAY_CHANGE, TrainConfig
 from ssmax.train.parallel import whole
-from ssmax.train.watch import Watch, flops_per_token, peak_flops
+from ssmax.train.watch import Watch, peak_flops
 from ssmax.train.world import World, alone
 
 CONFIG, MODEL = "config.json", "model"
+Kind = TypeVar("Kind", bound=TrainConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +43,12 @@ def run_folder(
     world: World,
     resume: bool,
     quiet: bool,
+    flops_per_token: float | None = None,
 ) -> Iterator[OpenRun]:
-    """The folder, one rank holding it for all of them; one that holds another run is refused."""
+    """The folder, one rank holding it for all of them; one that holds another run is refused.
+
+    `flops_per_token` of a step lets the speed be shown as a share of the device's peak.
+    """
     with ExitStack() as held:
 
         def claim() -> None:
@@ -64,8 +69,8 @@ def run_folder(
         has_curves = config.run.tensorboard and world.is_first
         watch = Watch(
             is_shown=world.is_first and not quiet,
-            flops_per_token=flops_per_token(config.model),
-            peak_flops=None if peak is None else peak * world.size,
+            flops_per_token=flops_per_token or 0.0,
+            peak_flops=peak * world.size if peak and flops_per_token else None,
             tensorboard=folder / "tensorboard" if has_curves else None,
         )
         held.callback(watch.close)
@@ -83,7 +88,7 @@ def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
     write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
 
 
-def read_run_config(folder: Path) -> TrainConfig:
+def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     """The configuration that a run was started with."""
     path = folder / CONFIG
     if not path.is_file():
@@ -91,14 +96,16 @@ def read_run_config(folder: Path) -> TrainConfig:
     try:
         values = json.loads(path.read_text())
         values.pop("provenance", None)
-        return TrainConfig.from_dict(values)
+        return kind.from_dict(values)
     except (json.JSONDecodeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is not the configuration of a run: {error}") from None
 
 
-def resumed_config(folder: Path, changes: Mapping[str, Any]) -> TrainConfig:
+def resumed_config(
+    folder: Path, changes: Mapping[str, Any], kind: type[Kind] = TrainConfig
+) -> Kind:
     """A run's configuration with what may change when it goes on."""
-    config = read_run_config(folder)
+    config = read_run_config(folder, kind)
     changed = config.replaced(changes)
     for key in changes:
         room, name = key.split(".", 1)
@@ -107,8 +114,7 @@ def resumed_config(folder: Path, changes: Mapping[str, Any]) -> TrainConfig:
             raise ValueError(
                 f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
             )
-    is_bound_to_steps = config.schedule.kind != "constant" or bool(config.switch.rule)
-    if changed.run.steps != config.run.steps and is_bound_to_steps:
+    if changed.run.steps != config.run.steps and config.is_bound_to_steps:
         raise ValueError(
             "run.steps cannot change in a run whose schedule or switch is a share of them"
         )
@@ -126,9 +132,16 @@ def write_model(model: LM, folder: Path, world: World) -> None:
     with torch.device("meta"):
         plain = LM(model.config)
     plain.load_state_dict(weights, assign=True)
+    with model_folder(folder) as writing:
+        save_lm(plain, writing)
+
+
+@contextmanager
+def model_folder(folder: Path) -> Iterator[Path]:
+    """What is written here becomes `folder/model` once it is whole."""
     hidden, final = folder / f".{MODEL}.writing", folder / MODEL
     shutil.rmtree(hidden, ignore_errors=True)
-    save_lm(plain, hidden)
+    yield hidden
     shutil.rmtree(final, ignore_errors=True)
     hidden.rename(final)
 

@@ -1,0 +1,390 @@
+"""Fine-tuning a converted Hugging Face model, in the loop that trains the paper's own."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ssmax.hf
+from ssmax._extras import require
+from ssmax.data.qa import IGNORE
+from ssmax.data.shards import ShardSet
+from ssmax.data.tasks import TRAIN, VALIDATION
+from ssmax.data.tokenizer import FILE as TOKENIZER
+from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+from ssmax.hf.adapter import CONFIG as ADAPTER
+from ssmax.hf.conversion import Conversion
+from ssmax.hf.hook import watched
+from ssmax.train.config import (
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from ssmax.train.finetuning import INVENTED, VALIDATION_ROWS, Rows, encoded_questions, question_rows
+from ssmax.train.loop import Outcome, train
+from ssmax.train.optimizer import adamw
+from ssmax.train.parallel import spread, whole
+from ssmax.train.pretraining import VERIFIED_TOKENS, Windows
+from ssmax.train.run import model_folder, resumed_config, run_folder
+from ssmax.train.world import World
+
+LENGTH, MOST_STEPS, EPOCHS = 1024, 1000, 3
+"""Unless told otherwise: tokens of a row, steps at most, and how often every question is seen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedConfig:
+    """Somebody's model, converted."""
+
+    folder: str = ""
+    """Where `ssmax convert` left it: a whole model, or an adapter."""
+    base: str = ""
+    """Of an adapter: the folder or the name of the model that it is for."""
+    rule: str = "ssmax_bias"
+    """Filled in from the model."""
+    anneals: bool = False
+    """Filled in from the model: s and b are led to the paper's start along the steps."""
+    train_length: int = LENGTH
+    """Tokens of a row."""
+    only_ssmax: bool = False
+    """s and b learn, everything else stays."""
+    ssmax_lr: float = 1e-3
+    """Peak of the learning rate of s and b; that of all else is optim.lr."""
+    gradient_checkpointing: bool = False
+    """Compute a layer again instead of keeping what its gradient needs."""
+
+    def __post_init__(self) -> None:
+        if self.train_length < 2:
+            raise ValueError(f"model.train_length must be at least 2, got {self.train_length}")
+        if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
+            raise ValueError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedTrainConfig(TrainConfig):
+    """A run over a converted model; the loop asks of it what it asks of any other."""
+
+    model: ConvertedConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=ConvertedConfig
+    )
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        if self.switch.rule:
+            raise ValueError("switch.rule is for the paper's model; convert with another rule")
+
+    @property
+    def is_bound_to_steps(self) -> bool:
+        """Likewise where the model is annealed."""
+        return self.model.anneals or self.schedule.kind != "constant"
+
+
+class ConvertedLoss(nn.Module):
+    """The sum of the losses of a micro-batch."""
+
+    def __init__(self, model: Any, length: int) -> None:
+        super().__init__()
+        self.model, self.length = model, length
+
+    def forward(
+        self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
+    ) -> Tensor:
+        """The sum over all targets that count; with bounds, rows of examples lie end to end."""
+        positions_BT = None
+        if cu_seqlens is not None:
+            inputs_BT = inputs_BT.view(-1, self.length)
+            targets_BT = targets_BT.view(-1, self.length)
+            positions_BT = restarting_positions(cu_seqlens).view(-1, self.length)
+        # With a cache Transformers would not look at where the positions restart.
+        logits_BTV = self.model(
+            input_ids=inputs_BT, position_ids=positions_BT, use_cache=False
+        ).logits
+        counts_BT = targets_BT != IGNORE
+        return F.cross_entropy(
+            logits_BTV[counts_BT].float(), targets_BT[counts_BT], reduction="sum"
+        )
+
+
+def restarting_positions(cu_seqlens: Tensor) -> Tensor:
+    """0, 1, ... for every segment between the bounds."""
+    lengths = cu_seqlens.diff()
+    starts = cu_seqlens[:-1].repeat_interleave(lengths)
+    return torch.arange(len(starts), device=starts.device) - starts
+
+
+class ConvertedModel:
+    """A converted model as the loop trains it."""
+
+    def __init__(self, model: Any, home: str, config: ConvertedConfig) -> None:
+        """`home` has the tokenizer."""
+        self.model, self.home, self.config = model, home, config
+
+    def make(self, config: ConvertedConfig, *, is_resumed: bool) -> nn.Module:
+        """The model as it was loaded: what is frozen is in no checkpoint."""
+        if config.only_ssmax:
+            ssmax.hf.freeze_all_but_ssmax(self.model)
+        if config.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return self.model.train()
+
+    def spread(self, model: Any, config: RunConfig, world: World) -> nn.Module:
+        """Block by block as its own class says what must not be split."""
+        kinds = set(model._no_split_modules or ())
+        blocks = [module for module in model.modules() if type(module).__name__ in kinds]
+        return spread(ConvertedLoss(model, self.config.train_length), blocks, config, world)
+
+    def optimizer(
+        self, model: nn.Module, config: OptimConfig, device: torch.device
+    ) -> torch.optim.AdamW:
+        """s and b at a learning rate of their own, without decay."""
+        groups = ssmax.hf.param_groups(
+            model, config.lr, self.config.ssmax_lr, weight_decay=config.weight_decay
+        )
+        for group in groups:
+            group["lr_share"] = group["lr"] / config.lr
+        return adamw(groups, config, device)
+
+    def after_step(self, model: nn.Module, step: int, steps: int) -> None:
+        """Lead an annealed model on."""
+        if self.config.anneals:
+            ssmax.hf.anneal(model, step / steps, (step - 1) / steps)
+
+    def write(self, model: Any, folder: Path, world: World) -> None:
+        """As `ssmax.hf.from_pretrained` loads it, its tokenizer beside it."""
+        record = Conversion.of(model)
+        if record is not None and record.init == "anneal":
+            # Resumed after its last step, which said so of the copy that it was done with.
+            ssmax.hf.anneal(model, 1.0, 1.0)
+        weights = {name: whole(tensor).cpu() for name, tensor in model.state_dict().items()}
+        if world.is_first:
+            with model_folder(folder) as writing:
+                model.save_pretrained(writing, state_dict=weights)
+                transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
+                transformers.AutoTokenizer.from_pretrained(self.home).save_pretrained(writing)
+
+
+def finetune_converted(
+    source: Path,
+    folder: Path,
+    *,
+    world: World,
+    base: str | None = None,
+    data: Path | None = None,
+    questions: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Outcome:
+    """Fine-tune what `ssmax convert` wrote: on prepared tokens, or on questions.
+
+    An adapter needs the `base` that it is for. `questions` is a file in SQuAD's format or
+    "invented", the default without `data`. `changes` are laid over what suits most models.
+    """
+    changes = dict(changes or {})
+    if data is not None and questions is not None:
+        raise ValueError("text and questions are two runs; give --data or --questions")
+    before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
+    if before is not None:
+        base = base or before.model.base
+        questions = questions or before.data.questions
+        if data is None and before.data.folder:
+            data = Path(before.data.folder)
+    model, home = _load(source, base or "")
+    tokenizer_file = _tokenizer_file(home)
+    tokenizer = load_tokenizer(str(tokenizer_file))
+    config = before or _first_config(model, source, base or "", world, changes)
+    if data is not None:
+        samples, validation = _text(data, tokenizer, home, config)
+        where = {"data.folder": str(data.resolve())}
+    else:
+        samples, validation, questions = _questions(questions or INVENTED, tokenizer, model, config)
+        where = {"data.questions": questions}
+    if before is None:
+        is_given = "run.steps" in changes
+        lengths = _lengths(config, samples, validation, are_steps_given=is_given)
+        config = config.replaced({**where, **lengths, **changes})
+    with run_folder(
+        folder,
+        config,
+        tokenizer_from=tokenizer_file.parent,
+        world=world,
+        resume=resume,
+        quiet=quiet,
+    ) as opened:
+        return train(
+            config,
+            folder,
+            samples,
+            world=world,
+            opened=opened,
+            validation=validation if config.data.validation_windows else None,
+            trainee=ConvertedModel(model, home, config.model),
+            resume=resume,
+        )
+
+
+def _load(source: Path, base: str) -> tuple[Any, str]:
+    """The model, and the folder or the name of whatever has its tokenizer."""
+    transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
+    is_adapter = (source / ADAPTER).is_file() and not (source / "config.json").is_file()
+    if not source.is_dir():
+        raise ValueError(f"there is no folder {source}; ssmax convert writes one")
+    if is_adapter != bool(base):
+        raise ValueError(
+            f"{source} holds an adapter; name the model it is for with --base"
+            if is_adapter
+            else f"{source} holds a whole model; --base is for adapters"
+        )
+    # float32 whatever it was stored in: steps of an optimizer would be rounded away.
+    if not is_adapter:
+        model, home = ssmax.hf.from_pretrained(source, dtype=torch.float32), str(source)
+    else:
+        try:
+            kind = transformers.AutoModelForCausalLM
+            plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+        except OSError as error:
+            first = str(error).strip().splitlines()[0]
+            raise ValueError(f"{base!r} cannot be loaded: {first}") from None
+        ssmax.hf.load(plain, source)
+        model, home = plain, base
+    if model.config.is_encoder_decoder or not model.can_generate():
+        raise ValueError(
+            f"{type(model).__name__} does not predict the next token; only such models are "
+            "fine-tuned here"
+        )
+    return model, home
+
+
+def _tokenizer_file(home: str) -> Path:
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(home, TOKENIZER, _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        raise ValueError(
+            f"{home} has no {TOKENIZER}; write one there with its tokenizer's save_pretrained"
+        )
+    return Path(found)
+
+
+def _first_config(
+    model: Any, source: Path, base: str, world: World, changes: Mapping[str, Any]
+) -> ConvertedTrainConfig:
+    record = Conversion.of(model)
+    assert record is not None
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LENGTH
+    known: dict[str, Any] = {
+        "model.folder": str(source.resolve()),
+        "model.base": base,
+        "model.rule": record.rule,
+        "model.anneals": record.init == "anneal",
+    }
+    for key in changes:
+        if key in known or key in ("data.folder", "data.questions"):
+            raise ValueError(f"{key} is not a setting: the model, --data or --questions says it")
+    config = ConvertedTrainConfig(
+        model=ConvertedConfig(train_length=min(LENGTH, longest)),
+        data=DataConfig(tokenizer=TOKENIZER),
+        optim=OptimConfig(lr=2e-5, beta2=0.999, weight_decay=0.0),
+        schedule=ScheduleConfig(kind="cosine", warmup_steps=0),
+        run=RunConfig(
+            recipe="converted",
+            steps=MOST_STEPS,
+            batch_size=16,
+            micro_batch=4,
+            precision="bfloat16" if world.device.type == "cuda" else "float32",
+            compile=False,
+            checkpoint_every=100,
+            validate_every=100,
+            scale_every=10,
+        ),
+    ).replaced({**known, **changes})
+    if config.model.train_length > longest:
+        raise ValueError(
+            f"model.train_length must be at most {longest}, the model's max_position_embeddings, "
+            f"got {config.model.train_length}"
+        )
+    if config.model.only_ssmax and not any(
+        ".ssmax." in name for name, _ in model.named_parameters()
+    ):
+        raise ValueError(f"model.only_ssmax: the rule {record.rule!r} has nothing that could learn")
+    return config
+
+
+def _text(
+    data: Path, tokenizer: Tokenizer, home: str, config: ConvertedTrainConfig
+) -> tuple[Windows, Windows | None]:
+    """Windows of prepared tokens, to learn from and to validate with."""
+    found = []
+    for side in (TRAIN, VALIDATION):
+        if side == VALIDATION and not (data / side).is_dir():
+            continue
+        shards = ShardSet.open(data / side)
+        if shards.vocabulary.hash != tokenizer.vocabulary.hash:
+            raise ValueError(
+                f"{data} holds tokens of another tokenizer, {shards.vocabulary.name!r}; prepare "
+                f"the text with: ssmax data prepare TEXT {data} --tokenizer {home}"
+            )
+        if shards.num_tokens <= VERIFIED_TOKENS:
+            shards.verify()
+        # A small text may have too little to spare.
+        if side == TRAIN or shards.num_tokens > config.model.train_length:
+            found.append(Windows(shards, length=config.model.train_length, seed=config.data.seed))
+    return found[0], found[1] if len(found) == 2 else None
+
+
+def _questions(
+    source: str, tokenizer: Tokenizer, model: Any, config: ConvertedTrainConfig
+) -> tuple[Rows, Rows, str]:
+    """Packed rows to learn from and to validate with, and where they came from."""
+    source = source if source == INVENTED else str(Path(source).resolve())
+    length, seed = config.model.train_length, config.data.seed
+    examples = encoded_questions(source, tokenizer, length=length, seed=seed)
+    _check_packing(model)
+    return (*question_rows(examples, length=length, seed=seed), source)
+
+
+@torch.no_grad()
+def _check_packing(model: Any) -> None:
+    """Refuse a model whose attention does not stop where the positions start again."""
+    seen: list[int] = []
+    device = next(model.parameters()).device
+    positions = torch.arange(8, device=device).remainder(4).view(1, -1)
+    with watched(lambda module, num_keys, query: seen.append(int(num_keys.max()))):
+        model(input_ids=positions, position_ids=positions, use_cache=False)
+    if max(seen) > 4:
+        raise ValueError(
+            f"in {type(model).__name__} the examples of a packed row would see each other; "
+            "fine-tune it on text, with --data"
+        )
+
+
+def _lengths(
+    config: ConvertedTrainConfig,
+    samples: Windows | Rows,
+    validation: Windows | Rows | None,
+    *,
+    are_steps_given: bool,
+) -> dict[str, int]:
+    """How many steps, and what is a share of them."""
+    if isinstance(samples, Rows):
+        rows, epochs = samples.stream.rows_in_epoch(0), EPOCHS
+    else:
+        rows, epochs = samples.stream.num_windows, 1
+    steps = config.run.steps
+    if not are_steps_given:
+        steps = min(MOST_STEPS, epochs * math.ceil(rows / config.run.batch_size))
+    held_out = VALIDATION_ROWS
+    if isinstance(validation, Rows):
+        held_out = min(held_out, validation.stream.rows_in_epoch(0))
+    return {
+        "run.steps": steps,
+        "schedule.warmup_steps": min(50, steps // 10),
+        "data.validation_windows": held_out,
+    }

@@ -1,0 +1,176 @@
+"""What cannot be converted, trained or loaded: one clear error each, and the model as it was."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import transformers as tf
+from tiny_models import SHARED, build, tokens_of
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import ssmax.hf
+
+
+def own_attention():
+    config = tf.BloomConfig(hidden_size=32, n_layer=1, n_head=4, vocab_size=99)
+    return tf.BloomForCausalLM(config)
+
+
+class QuantAttentionFused(torch.nn.Module):
+    """As engines of quantised weights put in place of a model's own."""
+
+    def forward(self, hidden_states, **_):
+        return hidden_states, None
+
+
+def fused(model):
+    for layer in model.model.layers:
+        layer.self_attn = QuantAttentionFused()
+    model.config.quantization_config = {"quant_method": "awq"}
+    return model
+
+
+def other_heads(model):
+    """A layer of two heads that are as wide as the others' four, and says nothing of it."""
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    config = tf.LlamaConfig(**{**SHARED, "num_attention_heads": 2, "head_dim": 8})
+    config._attn_implementation = "sdpa"
+    layer = model.model.layers[1]
+    layer.self_attn = LlamaAttention(config, 1)
+    layer.self_attn.config = model.config
+    return model
+
+
+def heads_in_a_list(model):
+    model.model.layers[1].self_attn.config = tf.LlamaConfig(**SHARED)
+    model.model.layers[1].self_attn.config.__dict__["num_attention_heads"] = [4, 2]
+    return model
+
+
+def adapter_of(name, folder):
+    ssmax.hf.save(ssmax.hf.convert(build(name)), folder)
+    return folder
+
+
+def untrusted(model, folder):
+    """A checkpoint of a class that comes with it."""
+    ssmax.hf.convert(model)
+    model.config.architectures = ["TheirsForCausalLM"]
+    model.config.save_pretrained(folder)
+    return folder
+
+
+BAD = {
+    "no model": (lambda m, _: ssmax.hf.convert("gpt2"), "takes a model of Transformers, got str"),
+    "no config": (lambda m, _: ssmax.hf.convert(torch.nn.Linear(2, 2)), "got Linear"),
+    "twice": (lambda m, _: ssmax.hf.convert(ssmax.hf.convert(m)), "converted already"),
+    "compiled": (lambda m, _: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
+    "paper": (lambda m, _: ssmax.hf.convert(m, init="paper"), "needs train_length"),
+    "clamp": (lambda m, _: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
+    "anneal": (lambda m, _: ssmax.hf.convert(m, init="anneal"), "needs train_length"),
+    "init": (lambda m, _: ssmax.hf.convert(m, init="zero"), "init must be one of identity, paper"),
+    "rule": (lambda m, _: ssmax.hf.convert(m, rule="softmx"), "rule must be one of"),
+    "no identity": (
+        lambda m, _: ssmax.hf.convert(m, rule="sqrt_log", train_length=64),
+        "does not start where softmax is",
+    ),
+    "identity without bias": (lambda m, _: ssmax.hf.convert(m, bias=False), "needs the bias"),
+    "bias of another rule": (
+        lambda m, _: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
+    ),
+    "layers": (lambda m, _: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
+    "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
+    "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
+    "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
+    "own attention": (
+        lambda m, _: ssmax.hf.convert(own_attention()),
+        r"has its own attention \(BloomAttention\)",
+    ),
+    "a quantised class": (
+        lambda m, _: ssmax.hf.convert(fused(m)),
+        r"own attention \(QuantAttentionFused\).* is quantised: load it without fused modules",
+    ),
+    "heads that differ per layer": (
+        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(other_heads(m))),
+        "layer 1 has 2 query heads here, its ssmax was made for 4",
+    ),
+    "heads in a list": (
+        lambda m, _: ssmax.hf.convert(heads_in_a_list(m)),
+        "model.layers.1.self_attn .* does not tell how many heads",
+    ),
+    "verify": (lambda m, _: ssmax.hf.verify(m), "is not converted"),
+    "revert": (lambda m, _: ssmax.hf.revert(m), "was not converted"),
+    "groups": (lambda m, _: ssmax.hf.param_groups(m, 1e-4), "is not converted"),
+    "freeze": (lambda m, _: ssmax.hf.freeze_all_but_ssmax(m), "is not converted"),
+    "save": (lambda m, folder: ssmax.hf.save(m, folder), "is not converted"),
+    "anneal of identity": (
+        lambda m, _: ssmax.hf.anneal(ssmax.hf.convert(m), 1.0, 0.0), "not 'anneal'",
+    ),
+    "back": (
+        lambda m, _: ssmax.hf.anneal(ssmax.hf.convert(m, init="anneal", train_length=8), 0.1, 0.5),
+        "never back",
+    ),
+    "an adapter for another model": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of("gpt2", folder)),
+        "LlamaForCausalLM has no attention layer .*the adapter is for another model",
+    ),
+    "an adapter for a converted model": (
+        lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of("llama", folder)),
+        "takes an unconverted base",
+    ),
+    "a class that nobody trusted": (
+        lambda m, folder: ssmax.hf.from_pretrained(untrusted(m, folder)),
+        "TheirsForCausalLM.*remote code has to be converted after loading",
+    ),
+}  # fmt: skip
+
+
+# What the compiler imports is not ours.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gets_one_clear_error(name, tmp_path):
+    call, message = BAD[name]
+    with pytest.raises(ValueError, match=message) as caught:
+        call(build("llama"), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (DistributedDataParallel, "convert the model inside it, before it is wrapped"),
+        (fully_shard, "sharded already; convert it before"),
+    ],
+)
+def test_what_is_spread_over_ranks_was_converted_too_late(one_rank, wrap, message):
+    with pytest.raises(ValueError, match=message):
+        ssmax.hf.convert(wrap(build("llama")))
+
+
+def test_a_refused_model_is_as_it_was():
+    model = heads_in_a_list(build("llama"))
+    before = model(input_ids=tokens_of()).logits
+    with pytest.raises(ValueError, match="does not tell how many heads"):
+        ssmax.hf.convert(model)
+    assert torch.equal(model(input_ids=tokens_of()).logits, before)
+    assert not hasattr(model.config, "ssmax")
+
+
+def test_remote_code_that_is_not_trusted_is_not_run(tmp_path, capsys):
+    from ssmax.cli import app
+
+    (tmp_path / "theirs.py").write_text("raise SystemExit('run')")
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.TheirsConfig"}}'
+    )
+    assert app.run(["convert", str(tmp_path), str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "brings code of its own" in line and "trust_remote_code=True" in line

@@ -26,8 +26,8 @@ from ssmax.nn import SSMaxScale
 
 BETA = 1e6
 """Stands for a beta without bounds: s (log n + 1 / beta) is s log n to float32's precision."""
-NEGLIGIBLE = 1e-5
-"""A b below this share of s is none: a thousand steps of `anneal` leave as much by rounding."""
+NEGLIGIBLE = 1e-4
+"""A b below this share of s is none: a thousand steps of `anneal` leave a third of it by rounding."""
 KEEPS_ALL = "the forms onnx and torch-export keep it"
 
 _AFFINE: dict[str, Callable[[SSMaxScale], tuple[Tensor | float, Tensor | float]]] = {
@@ -78,6 +78,8 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
     is_exact = True
     if bool((b_LH.abs() <= NEGLIGIBLE * s_LH.abs()).all()):
         beta, rows_LH, how = BETA, s_LH / BETA, "s / beta of every head; there is no bias"
+        if bool(b_LH.any()):
+            how += f" above {NEGLIGIBLE:g} of s, and what is below is dropped"
     elif torch.allclose(s_LH, ratio * b_LH, rtol=1e-6, atol=0.0):
         beta, rows_LH, how = ratio, b_LH, "b of every head; s / b is beta in all of them"
     elif fit:

@@ -102,7 +102,7 @@ def _write_vocabulary(writer: Any, vocabulary: dict[str, Any] | None) -> None:
         writer.add_tokenizer_model("none")
         return
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(vocabulary["pre"])
     writer.add_token_list(vocabulary["tokens"])
     writer.add_token_types(vocabulary["types"])
     writer.add_token_merges(vocabulary["merges"])

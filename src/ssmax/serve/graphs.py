@@ -82,9 +82,9 @@ class ConvertedGraph(Graph):
             )
         self.model = model
         self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-        token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
-            cache = model(token, use_cache=True).past_key_values
+            cache = model(token, attention_mask=token, use_cache=True).past_key_values
         self.cache_shapes = [
             (tensor.shape[1], tensor.shape[3])
             for layer in cache.layers
@@ -103,7 +103,10 @@ class ConvertedGraph(Graph):
         options = {}
         if self.takes_positions:
             place_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-            options["position_ids"] = place_BS[:, past[0].shape[2] :]
+            cached = past[0].shape[2]
+            # Not a slice: torch would ask whether that is contiguous, and hold the graph to it.
+            new_T = torch.arange(cached, cached + input_ids.shape[1], device=place_BS.device)
+            options["position_ids"] = place_BS[:, new_T]
         logits = self.model(
             input_ids,
             attention_mask=attention_mask,

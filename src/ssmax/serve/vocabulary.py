@@ -10,18 +10,11 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
 def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
-    """Tokens, their kinds and merges; None for a tokenizer that llama.cpp would not read alike."""
+    """Tokens, their kinds, merges and cuts; None for a tokenizer that llama.cpp would not read alike."""
     values = json.loads(tokenizer)
-    model, pre = values["model"], values.get("pre_tokenizer") or {}
-    is_gpt2_like = (
-        model.get("type") == "BPE"
-        and pre.get("type") == "ByteLevel"
-        and pre.get("use_regex", True)
-        and not pre.get("add_prefix_space")
-        and values.get("normalizer") is None
-    )
+    model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
     ends = [t["id"] for t in values["added_tokens"] if t["content"] in END_OF_DOCUMENT]
-    if not is_gpt2_like or not ends:
+    if model.get("type") != "BPE" or values.get("normalizer") or pre is None or not ends:
         return None
     tokens = [f"<unused{place}>" for place in range(size)]
     types = [_UNUSED] * size
@@ -30,4 +23,16 @@ def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
     for added in values["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return {"tokens": tokens, "types": types, "merges": merges, "end": ends[0]}
+    return {"tokens": tokens, "types": types, "merges": merges, "pre": pre, "end": ends[0]}
+
+
+def _pre_tokenizer(values: dict[str, Any]) -> str | None:
+    """llama.cpp's name for GPT-2's way to cut a text into words, digits one by one or not."""
+    steps = values.get("pretokenizers", [values])
+    kinds = [step.get("type") for step in steps]
+    cuts = steps[-1]
+    if not cuts.get("use_regex", True) or cuts.get("add_prefix_space"):
+        return None
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
+        return "smollm"
+    return "gpt-2" if kinds == ["ByteLevel"] else None

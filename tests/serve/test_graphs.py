@@ -26,14 +26,12 @@ def converted(name):
 
 
 SOURCES = {
-    "native": native,
+    "native, a bias for every head": lambda: native(rule="ssmax_bias"),
     "native, QK-norm, window, another rule": lambda: native(
         qk_norm=True, window=20, rule="sqrt_log"
     ),
-    "native, a bias for every head": lambda: native(rule="ssmax_bias"),
     "llama": lambda: converted("llama"),
     "gpt2": lambda: converted("gpt2"),
-    "mistral with a window": lambda: converted("mistral"),
     "gemma3 with QK-norm and windows": lambda: converted("gemma3"),
 }
 
@@ -77,11 +75,11 @@ def each_row_alone(model):
 def compare(model, logits):
     eager = each_row_alone(model)
     exact = each_row_alone(model.double())
-    assert_no_worse_than(logits[KEEP.bool()], eager, exact, slack=4.0)
+    assert_no_worse_than(logits[KEEP.bool()], eager, exact)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("source", ["native", "llama"])
+@pytest.mark.parametrize("source", ["native, a bias for every head", "llama"])
 def test_onnxruntime_computes_the_same_batched_padded_and_cached(source, tmp_path):
     model = SOURCES[source]()
     export(model, tmp_path / "out", to="onnx", prompt=TOKENS[0].tolist())

@@ -47,8 +47,8 @@ def test_help_is_instant():
 @pytest.mark.parametrize(
     "verb",
     [
-        "reproduce", "report", "doctor", "bench", "pretrain", "finetune", "generate", "data",
-        "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
+        "reproduce", "report", "export", "doctor", "bench", "pretrain", "finetune", "generate",
+        "data", "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
         "evaluate needle-score", "evaluate fading",
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A native model so small that every form of it is written in seconds, sharp enough for s to matter."""
+"""A native model, small enough to be written in seconds and sharp enough for s to matter."""
 
 import torch
 

@@ -30,9 +30,7 @@ def opened(model, prompt, folder, weights="float32", **cache):
     # Asked for here: a worker without the engine skips these tests before.
     from llama_cpp import Llama
 
-    export(
-        model, folder, to="gguf", weights=weights, prompt=prompt, tokenizer=TOKENIZER.definition
-    )
+    export(model, folder, to="gguf", weights=weights, prompt=prompt, tokenizer=TOKENIZER.definition)
     path = str(folder / "model.gguf")
     return Llama(path, n_ctx=1024, logits_all=True, verbose=False, n_threads=1, **cache)
 

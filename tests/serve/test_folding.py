@@ -93,9 +93,7 @@ def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed
 def test_tied_embeddings_stay_tied(tmp_path):
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SHARED, tie_word_embeddings=True)
-    model = ssmax.hf.convert(
-        transformers.LlamaForCausalLM(config), init="paper", train_length=64
-    )
+    model = ssmax.hf.convert(transformers.LlamaForCausalLM(config), init="paper", train_length=64)
     for to in ("ministral", "gguf"):
         export(model, tmp_path / to, to=to, prompt=TOKENS[0])
     assert "lm_head.weight" not in load_file(tmp_path / "ministral" / "model.safetensors")

@@ -1,5 +1,6 @@
-"""One graph for prefill and decoding, any batch, any length, padded or not: ONNX and torch.export."""
+"""One graph for prefill and decoding, any batch and length, padded or not."""
 
+import itertools
 import subprocess
 import sys
 
@@ -57,7 +58,7 @@ def prefilled_and_decoded(run, past):
     """A prompt of all rows at once, then token by token."""
     bounds = [0, PROMPT, *range(PROMPT + 1, TOKENS.shape[1] + 1)]
     pieces = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         logits, past = run(TOKENS[:, start:stop], KEEP[:, :stop], past)
         pieces.append(logits)
     return torch.cat(pieces, 1)
@@ -93,18 +94,19 @@ sys.modules["ssmax"] = sys.modules["transformers"] = None  # importing them fail
 import torch
 from safetensors.torch import load_file, save_file
 
-for folder in sys.argv[1:]:
+for folder in sys.argv[2:]:
     asked = load_file(folder + "/asked")
     past = [asked[f"past.{i}"] for i in range(len(asked) - 2)]
     model = torch.export.load(folder + "/model.pt2").module()
     pieces = []
     with torch.no_grad():
-        bounds = [0, %d, *range(%d + 1, asked["tokens"].shape[1] + 1)]
+        prompt = int(sys.argv[1])
+        bounds = [0, prompt, *range(prompt + 1, asked["tokens"].shape[1] + 1)]
         for start, stop in zip(bounds, bounds[1:]):
             logits, past = model(asked["tokens"][:, start:stop], asked["keep"][:, :stop], past)
             pieces.append(logits)
     save_file({"logits": torch.cat(pieces, 1)}, folder + "/answered")
-""" % (PROMPT, PROMPT)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def answered(tmp_path_factory):
         export(model, folder, to="torch-export", prompt=TOKENS[0].tolist())
         past = {f"past.{i}": t for i, t in enumerate(graph_of(model).empty_past(batch=3))}
         save_file({"tokens": TOKENS, "keep": KEEP, **past}, folder / "asked")
-    command = [sys.executable, "-c", RELOAD, *map(str, folders.values())]
+    command = [sys.executable, "-c", RELOAD, str(PROMPT), *map(str, folders.values())]
     subprocess.run(command, capture_output=True, check=True)
     return {source: load_file(folder / "answered")["logits"] for source, folder in folders.items()}
 

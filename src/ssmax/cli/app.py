@@ -225,9 +225,7 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
     to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
-    weights: Annotated[
-        str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")
-    ] = "float32",
+    weights: Annotated[str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")] = "float32",
     fit: Annotated[
         bool, typer.Option("--fit", help="Give up the heads' biases for the nearest s.")
     ] = False,

@@ -35,7 +35,7 @@ def convert_shown(
         ssmax.hf.save(model, out)
     else:
         model.save_pretrained(out)
-        _copy_tokenizer(transformers, source, out)
+        copy_tokenizer(transformers, source, out)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:
@@ -66,7 +66,7 @@ def _load(transformers: Any, source: str) -> Any:
         raise ValueError(f"{source!r} cannot be loaded: {first}") from None
 
 
-def _copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
+def copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
     """Where there is one."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ssmax._extras import require
-from ssmax.lm import load_lm
+from ssmax.cli.convert import copy_tokenizer
+from ssmax.lm import LM, load_lm
 from ssmax.lm.checkpoint import CONFIG, FORMAT
 from ssmax.serve.exporting import Exported, export
 from ssmax.train.watch import LiveLine
@@ -64,6 +65,11 @@ def export_shown(
         progress=show,
     )
     line.close()
+    if to in ("hf", "ministral") and not isinstance(found.model, LM):
+        # Beside its tokenizer.json, what Transformers keeps: special tokens, the chat's template.
+        copy_tokenizer(
+            require("transformers", extra="hf", purpose="ssmax export"), str(source), out
+        )
     if as_json:
         about = dataclasses.asdict(done.agreement)
         print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
@@ -110,7 +116,7 @@ def _converted(folder: Path, keeps_dtype: bool) -> Source:
 
 
 def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
-    """The first tokens of a text, by default of Python's own sources; drawn where none are known."""
+    """The first tokens of a text, by default of Python's sources; drawn where none are known."""
     if source.encode is None:
         if text is not None:
             raise ValueError("--text needs a tokenizer, and none came with this model")

@@ -54,8 +54,8 @@ model = onnxruntime.InferenceSession("FOLDER/model.onnx")
 ```
 
 Inputs: `input_ids` (batch, new), `attention_mask` (batch, cached + new; 0 for padding on the
-left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head width), cached = 0
-to begin with. Outputs: `logits` and `present.LAYER.key` and `.value`, the next call's past.""",
+left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head width), with
+cached = 0 to begin with. Outputs: `logits` and `present.LAYER.key` and `.value`, the next call's past.""",
     "torch-export": """```python
 import torch
 
@@ -71,10 +71,9 @@ cached = 0 to begin with; `attention_mask` (batch, cached + new) is 0 for paddin
 def text(exported: "Exported") -> str:
     """What was folded, what is lost, how to load, how well it agrees."""
     found = exported.agreement
+    difference = f"{found.largest_difference:.2g} (largest logit {found.largest_logit:.3g})"
     kind = f"{exported.to}, {exported.weights}" if exported.to == "gguf" else exported.to
-    by = (
-        ", the file's weights in Transformers' Ministral 3" if exported.to == "gguf" else ""
-    )
+    by = ", the file's weights in Transformers' Ministral 3" if exported.to == "gguf" else ""
     return f"""# A Scalable-Softmax model, exported ({kind})
 
 The attention logits of every query are multiplied by s log n, n being the keys that it sees
@@ -93,7 +92,7 @@ The attention logits of every query are multiplied by s log n, n being the keys 
 
 | | |
 |---|---|
-| largest difference of a logit | {found.largest_difference:.2g} (largest logit {found.largest_logit:.3g}) |
+| largest difference of a logit | {difference} |
 | same likeliest token | {found.same_choice:.2%} of positions |
 | loss | {found.exported_loss:.6f}, source {found.source_loss:.6f} |
 """

@@ -1,6 +1,7 @@
 """Does what was written compute what the source computes? Prefill and decoding, side by side."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -83,5 +84,5 @@ def _pieces(tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     total = tokens.shape[1]
     first = total - min(DECODED, total - 1)
     bounds = [*range(0, first, CHUNK), *range(first, total + 1)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         yield tokens[:, start:stop], tokens[0, start + 1 : stop + 1]

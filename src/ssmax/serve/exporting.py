@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.lm import LM
-from ssmax.serve import card, checking, graphs, gguf_file, sessions, transformers_forms
+from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
 from ssmax.serve.folding import Folded, fold, llama_form
 from ssmax.serve.vocabulary import gguf_vocabulary
 
@@ -121,9 +120,7 @@ def _write(
     how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
     if to == "ministral":
         transformers_forms.write_ministral(folded, folder, context=context)
-        return _Written(
-            how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact
-        )
+        return _Written(how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact)
     path = folder / gguf_file.FILE
     size = form.config["vocab_size"]
     vocabulary = None if tokenizer is None else gguf_vocabulary(tokenizer, size)

@@ -25,9 +25,9 @@ from ssmax.lm import LM, to_llama_weights
 from ssmax.nn import SSMaxScale
 
 BETA = 1e6
-"""Stands for a beta without bounds: s (log n + 1 / beta) is s log n to float32's precision."""
+"""Stands for a beta without bounds: s (log n + 1 / beta) is s log n but for a millionth of s."""
 NEGLIGIBLE = 1e-4
-"""A b below this share of s is none: a thousand steps of `anneal` leave a third of it by rounding."""
+"""A b below this share of s is none: rounding in 1,000 steps of `anneal` leaves a third of it."""
 KEEPS_ALL = "the forms onnx and torch-export keep it"
 
 _AFFINE: dict[str, Callable[[SSMaxScale], tuple[Tensor | float, Tensor | float]]] = {
@@ -116,11 +116,10 @@ def _of_native(model: LM) -> LlamaForm:
         ("rotary_width", config.rotary == config.head),
     ):
         if not is_plain:
-            raise ValueError(
-                f"Llama's layout has no {name}={getattr(config, name)!r}; {KEEPS_ALL}"
-            )
+            raise ValueError(f"Llama's layout has no {name}={getattr(config, name)!r}; {KEEPS_ALL}")
     weights, values = to_llama_weights(model.with_rule("softmax"))
-    scales = [block.attention.ssmax for block in model.blocks]  # pyright: ignore
+    blocks: Any = model.blocks
+    scales = [block.attention.ssmax for block in blocks]
     return _with_scales(weights, values, scales, config.train_length)
 
 
@@ -154,9 +153,7 @@ def _of_converted(model: Any) -> LlamaForm:
             f"{KEEPS_ALL}"
         )
     weights = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if f".{ATTRIBUTE}." not in name
+        name: tensor for name, tensor in model.state_dict().items() if f".{ATTRIBUTE}." not in name
     }
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
@@ -179,10 +176,12 @@ def _with_scales(
         )
     pairs = [_AFFINE[rule](scale) for scale in scales]
     s_LH, b_LH = (
-        torch.stack([
-            torch.as_tensor(pair[i]).detach().cpu().double().expand(scale.num_heads)
-            for pair, scale in zip(pairs, scales, strict=True)
-        ])
+        torch.stack(
+            [
+                torch.as_tensor(pair[i]).detach().cpu().double().expand(scale.num_heads)
+                for pair, scale in zip(pairs, scales, strict=True)
+            ]
+        )
         for i in (0, 1)
     )
     return LlamaForm(

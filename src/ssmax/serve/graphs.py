@@ -114,9 +114,7 @@ class ConvertedGraph(Graph):
             use_cache=True,
             **options,
         ).logits
-        return logits, [
-            tensor for layer in cache.layers for tensor in (layer.keys, layer.values)
-        ]  # pyright: ignore
+        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
 
 
 def graph_of(model: nn.Module) -> Graph:

@@ -23,7 +23,7 @@ _SHARED = (
 
 def write_converted(model: Any, folder: Path) -> None:
     """What `ssmax.hf.from_pretrained` loads: the model as converted, or the native one as Llama."""
-    converted = as_llama(model) if isinstance(model, LM) else model
+    converted: Any = as_llama(model) if isinstance(model, LM) else model
     if Conversion.of(converted) is None:
         raise ValueError(
             f"this {type(model).__name__} is not converted; ssmax.hf.convert gives it an s"

@@ -23,7 +23,8 @@ def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
     for added in values["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    return {"tokens": tokens, "types": types, "merges": merges, "pre": pre, "end": ends[0]}
+    found = {"tokens": tokens, "types": types, "merges": merges}
+    return {**found, "pre": pre, "end": ends[0]}
 
 
 def _pre_tokenizer(values: dict[str, Any]) -> str | None:

@@ -48,8 +48,8 @@ def test_help_is_instant():
     "verb",
     [
         "reproduce", "report", "export", "doctor", "bench", "pretrain", "finetune", "generate",
-        "data", "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
-        "evaluate needle-score", "evaluate fading",
+        "data", "data prepare", "data verify", "evaluate", "evaluate position-loss",
+        "evaluate needle", "evaluate needle-score", "evaluate fading",
     ],
 )  # fmt: skip
 def test_every_verb_has_help(verb, capsys):

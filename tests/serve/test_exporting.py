@@ -63,6 +63,12 @@ def test_a_gguf_holds_the_folded_weights_and_w_q_in_float32(weights, tmp_path):
     assert read.keys() == folded.weights.keys()
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(read[name], folded.weights[name])
+    # llama.cpp turns neighbours together, Llama's layout the two halves of a head.
+    stored = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.attn_q.weight")
+    head = model.config.head
+    first, second = folded.weights[name][:head].chunk(2)
+    assert torch.equal(torch.tensor(stored.data[0:head:2]), first)
+    assert torch.equal(torch.tensor(stored.data[1:head:2]), second)
     assert f"gguf, {weights}" in (tmp_path / "out" / "README.md").read_text()
     # Narrow weights cost something, and it is measured.
     assert (done.agreement.largest_difference > 1e-2) == (weights != "float32")

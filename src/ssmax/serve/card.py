@@ -55,7 +55,8 @@ model = onnxruntime.InferenceSession("FOLDER/model.onnx")
 
 Inputs: `input_ids` (batch, new), `attention_mask` (batch, cached + new; 0 for padding on the
 left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head width), with
-cached = 0 to begin with. Outputs: `logits` and `present.LAYER.key` and `.value`, the next call's past.""",
+cached = 0 to begin with. Outputs: `logits`, and `present.LAYER.key` and `.value`, the past of the
+next call.""",
     "torch-export": """```python
 import torch
 

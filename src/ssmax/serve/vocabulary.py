@@ -10,7 +10,7 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
 def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
-    """Tokens, their kinds, merges and cuts; None for a tokenizer that llama.cpp would not read alike."""
+    """Tokens, their kinds, merges and cuts; None where llama.cpp would read it otherwise."""
     values = json.loads(tokenizer)
     model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
     ends = [t["id"] for t in values["added_tokens"] if t["content"] in END_OF_DOCUMENT]

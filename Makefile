@@ -32,7 +32,7 @@ test-all: $(READY)  ## those and the long ones: many kills, more ranks
 	"$(BIN)/python" -m pytest -n $(WORKERS)
 
 test-engines: $(READY)  ## llama.cpp on what was exported; the first time it is built, for minutes
-	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) --no-binary llama-cpp-python llama-cpp-python==0.3.36 diskcache==5.6.3
+	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) llama-cpp-python==0.3.36 diskcache==5.6.3
 	PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000

@@ -51,15 +51,14 @@ def compare(
     source: Session, exported: Session, tokens: Tensor, progress: Progress | None = None
 ) -> Agreement:
     """Both on the tokens (1, T): all but the last few in chunks, those one by one."""
-    largest = logit = 0.0
+    largest, logit = torch.zeros(()), 0.0
     same = done = 0
     losses = [0.0, 0.0]
     total = tokens.shape[1]
     for piece, following in _pieces(tokens):
         pair = [run(piece).float().cpu()[0] for run in (source, exported)]
-        # max() of Python would pass NaN by.
-        difference = (pair[0] - pair[1]).abs().max().item()
-        largest = difference if not difference <= largest else largest
+        # torch's maximum keeps NaN, Python's may pass it by.
+        largest = torch.maximum(largest, (pair[0] - pair[1]).abs().max())
         logit = max(logit, pair[0].abs().max().item())
         same += int((pair[0].argmax(-1) == pair[1].argmax(-1)).sum())
         for i, logits_TV in enumerate(pair):
@@ -71,7 +70,7 @@ def compare(
     return Agreement(
         tokens=total,
         decoded=min(DECODED, total - 1),
-        largest_difference=largest,
+        largest_difference=largest.item(),
         largest_logit=logit,
         same_choice=same / total,
         source_loss=losses[0] / (total - 1),

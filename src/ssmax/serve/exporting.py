@@ -169,8 +169,7 @@ def _check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
 def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
     size = model.config.vocab_size
     if prompt is None:
-        drawn = torch.randint(size, (1, DRAWN), generator=torch.Generator().manual_seed(0))
-        return drawn.to(next(model.parameters()).device)
+        return torch.randint(size, (1, DRAWN), generator=torch.Generator().manual_seed(0))
     tokens = torch.as_tensor(prompt, dtype=torch.int64)
     if tokens.dim() != 1 or tokens.numel() < 2:
         raise ValueError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
@@ -179,4 +178,4 @@ def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
             f"tokens must lie in 0..{size - 1}, the prompt holds "
             f"{int(tokens.min())}..{int(tokens.max())}. Is it another tokenizer's?"
         )
-    return tokens.unsqueeze(0).to(next(model.parameters()).device)
+    return tokens.unsqueeze(0)

@@ -21,11 +21,13 @@ def session(model: Any) -> Session:
     """Of a model in memory: a native one or one of Transformers."""
     if isinstance(model, LM):
         cache = KVCache(model.config.num_layers)
-        return lambda tokens: model(tokens, cache=cache)
+        return lambda tokens: model(tokens.to(model.embedding.weight.device), cache=cache)
     from transformers import DynamicCache
 
     past = DynamicCache(config=model.config)
-    return lambda tokens: model(tokens, past_key_values=past, use_cache=True).logits
+    return lambda tokens: (
+        model(tokens.to(model.device), past_key_values=past, use_cache=True).logits
+    )
 
 
 def program_session(path: Path, empty_past: list[Tensor]) -> Session:
@@ -46,7 +48,7 @@ def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
         logits, *present = (torch.from_numpy(value) for value in engine.run(None, feed))
         return logits, present
 
-    return _carried(run, empty_past)
+    return _carried(run, [tensor.cpu() for tensor in empty_past])
 
 
 def _carried(run: Callable[..., tuple[Tensor, list[Tensor]]], past: list[Tensor]) -> Session:
@@ -54,6 +56,7 @@ def _carried(run: Callable[..., tuple[Tensor, list[Tensor]]], past: list[Tensor]
 
     def step(tokens: Tensor) -> Tensor:
         nonlocal past
+        tokens = tokens.to(past[0].device)
         mask = tokens.new_ones(1, past[0].shape[2] + tokens.shape[1])
         logits, past = run(tokens, mask, past)
         return logits

@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
+ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-deep check format bench clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +30,10 @@ test: $(READY)  ## the tests that CI runs
 
 test-all: $(READY)  ## those and the long ones: many kills, more ranks
 	"$(BIN)/python" -m pytest -n $(WORKERS)
+
+test-engines: $(READY)  ## llama.cpp on what was exported; the first time it is built, for minutes
+	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) llama-cpp-python==0.3.36 diskcache==5.6.3
+	PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
 	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep tests/ops/test_attention_cases.py

@@ -1,5 +1,6 @@
 """One device for all tests: the GPU where there is one, else the CPU with Triton's interpreter."""
 
+import importlib.util
 import os
 
 import torch
@@ -20,12 +21,13 @@ hypothesis.settings.load_profile("ci")
 
 
 def pytest_collection_modifyitems(items):
-    if HAS_GPU:
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
+    missing = {} if HAS_GPU else {"gpu": "needs a CUDA device"}
+    if importlib.util.find_spec("llama_cpp") is None:
+        missing["engines"] = "needs llama.cpp; make test-engines builds it"
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(skip)
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture

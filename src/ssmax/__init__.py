@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ssmax import nn as nn
     from ssmax import ops as ops
     from ssmax import records as records
+    from ssmax import serve as serve
     from ssmax import testing as testing
     from ssmax import train as train
     from ssmax.nn import SSMaxScale as SSMaxScale
@@ -46,7 +47,7 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("data", "eval", "lm", "nn", "ops", "records", "testing", "train")
+_ROOMS = ("data", "eval", "lm", "nn", "ops", "records", "serve", "testing", "train")
 
 __all__ = [
     "SSMaxScale",
@@ -63,6 +64,7 @@ __all__ = [
     "rope_scale",
     "rope_ssmax",
     "rope_tables",
+    "serve",
     "ssmax",
     "ssmax_attention",
     "ssmax_factor",

@@ -47,9 +47,9 @@ def test_help_is_instant():
 @pytest.mark.parametrize(
     "verb",
     [
-        "reproduce", "report", "doctor", "bench", "pretrain", "finetune", "generate", "data",
-        "data prepare", "data verify", "evaluate", "evaluate position-loss", "evaluate needle",
-        "evaluate needle-score", "evaluate fading", "evaluate all", "convert",
+        "reproduce", "report", "export", "convert", "doctor", "bench", "pretrain", "finetune",
+        "generate", "data", "data prepare", "data verify", "evaluate", "evaluate position-loss",
+        "evaluate needle", "evaluate needle-score", "evaluate fading", "evaluate all",
     ],
 )  # fmt: skip
 def test_every_verb_has_help(verb, capsys):

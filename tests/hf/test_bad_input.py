@@ -85,11 +85,11 @@ BAD = {
     "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
     "own attention": (
         lambda m, _: ssmax.hf.convert(own_attention()),
-        r"has its own attention \(BloomAttention\)",
+        r"has its own attention code \(BloomAttention\)",
     ),
     "a quantised class": (
         lambda m, _: ssmax.hf.convert(fused(m)),
-        r"own attention \(QuantAttentionFused\).* is quantised: load it without fused modules",
+        r"own attention code \(QuantAttentionFused\).* is quantised: load it without fused modules",
     ),
     "heads that differ per layer": (
         lambda m, _: ssmax.hf.verify(ssmax.hf.convert(other_heads(m))),

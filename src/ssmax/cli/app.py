@@ -229,6 +229,38 @@ def convert(
 
 
 @app.command()
+def export(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run, or the folder of a converted model.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
+    to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
+    weights: Annotated[str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")] = "float32",
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Give up the heads' biases for the nearest s.")
+    ] = False,
+    check_tokens: Annotated[int, typer.Option(help="Compared with the source.")] = 20_000,
+    text: Annotated[
+        Path | None, typer.Option(help="What to compare on; by default Python's own sources.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Write a model in a form that other engines run, checked against its source."""
+    from ssmax.cli.export import export_shown
+
+    export_shown(
+        model,
+        out,
+        to=to,
+        weights=weights,
+        fit=fit,
+        check_tokens=check_tokens,
+        text=text,
+        as_json=json_,
+    )
+
+
+@app.command()
 def doctor(json_: Json = False) -> int:
     """What this machine has: torch, device, kernels, extras, disk; and what each lacks."""
     from ssmax.cli.doctor import doctor_shown

@@ -52,7 +52,7 @@ def convert_shown(
         model.save_pretrained(out)
         how = f"ssmax.hf.from_pretrained({str(out)!r})"
     if not adapter:
-        _copy_tokenizer(transformers, source, out)
+        copy_tokenizer(transformers, source, out)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:
@@ -88,7 +88,7 @@ def _load(transformers: Any, source: str) -> Any:
         ) from None
 
 
-def _copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
+def copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
     """Where there is one."""
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)

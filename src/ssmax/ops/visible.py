@@ -144,6 +144,9 @@ class Visibility:
 
     def key_span(self, rows: Span) -> Span:
         """Keys outside which these queries see nothing, as far as it is known without reading n."""
+        if torch.compiler.is_exporting():
+            # A span that starts with the window would tie the graph to contexts longer than it.
+            return 0, self.num_keys
         offset = self.num_keys - self.num_queries
         first, last = offset + rows[0], offset + rows[1] - 1
         left, right = self.window

@@ -1,0 +1,152 @@
+"""`ssmax export`: a run or a converted model in, a form that others run out."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax._extras import require
+from ssmax.cli.convert import copy_tokenizer
+from ssmax.lm import LM, load_lm
+from ssmax.lm.checkpoint import CONFIG, FORMAT
+from ssmax.serve.exporting import Exported, export
+from ssmax.train.watch import LiveLine
+
+# A head start for what is not one token a character.
+_CHARACTERS_PER_TOKEN = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A model and what its tokens mean."""
+
+    model: Any
+    encode: Callable[[str], list[int]] | None
+    """None where no tokenizer came with the model."""
+    tokenizer: str | None
+    """The content of its tokenizer.json."""
+
+
+def export_shown(
+    source: Path,
+    out: Path,
+    *,
+    to: str,
+    weights: str,
+    fit: bool,
+    check_tokens: int,
+    text: Path | None,
+    as_json: bool,
+) -> None:
+    """Load, write, check on text; say how well it agrees."""
+    if check_tokens < 2:
+        raise ValueError(f"--check-tokens must be at least 2, got {check_tokens}")
+    found = load_source(source, keeps_dtype=to in ("hf", "ministral"))
+    prompt = _prompt(found, text, check_tokens)
+    # What is shown on the way must not mix with the result.
+    line = LiveLine(is_shown=not as_json)
+
+    def show(done: int, total: int) -> None:
+        line.show(f"checking {to}: {done:,} of {total:,} tokens", is_last=done == total)
+
+    line.say(f"writing {to}")
+    done = export(
+        found.model,
+        out,
+        to=to,
+        weights=weights,
+        fit=fit,
+        prompt=prompt,
+        tokenizer=found.tokenizer,
+        progress=show,
+    )
+    line.close()
+    if to in ("hf", "ministral") and not isinstance(found.model, LM):
+        # Beside its tokenizer.json, what Transformers keeps: special tokens, the chat's template.
+        copy_tokenizer(
+            require("transformers", extra="hf", purpose="ssmax export"), str(source), out
+        )
+    if as_json:
+        about = dataclasses.asdict(done.agreement)
+        print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
+    else:
+        print(_told(done, is_text=found.encode is not None))
+
+
+def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
+    """The model of a run, of `save_lm`, or of `save_pretrained` after a conversion."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
+        )
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
+    if values.get("format") == FORMAT:
+        return Source(model=load_lm(folder), encode=None, tokenizer=None)
+    if "model_type" in values:
+        return _converted(folder, keeps_dtype)
+    from ssmax.train import load_run_model, load_run_tokenizer
+
+    tokenizer = load_run_tokenizer(folder)
+    return Source(
+        model=load_run_model(folder), encode=tokenizer.encode, tokenizer=tokenizer.definition
+    )
+
+
+def _converted(folder: Path, keeps_dtype: bool) -> Source:
+    transformers = require("transformers", extra="hf", purpose="ssmax export")
+    import ssmax.hf
+
+    model = ssmax.hf.from_pretrained(folder, dtype="auto" if keeps_dtype else torch.float32)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return Source(model=model, encode=None, tokenizer=None)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return Source(
+        model=model,
+        encode=lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False),
+        tokenizer=path.read_text(),
+    )
+
+
+def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
+    """The first tokens of a text, by default of Python's sources; drawn where none are known."""
+    if source.encode is None:
+        if text is not None:
+            raise ValueError("--text needs a tokenizer, and none came with this model")
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(
+            source.model.config.vocab_size, (length,), generator=generator
+        ).tolist()
+    if text is not None:
+        tokens = source.encode(text.read_text()[: length * _CHARACTERS_PER_TOKEN])
+    else:
+        from ssmax.data.embedded import embedded_documents
+
+        tokens = []
+        for document in embedded_documents():
+            tokens += source.encode(document.text[: length * _CHARACTERS_PER_TOKEN])
+            if len(tokens) >= length:
+                break
+    if len(tokens) < length:
+        print(f"the text ends after {len(tokens):,} tokens", file=sys.stderr)
+    return tokens[:length]
+
+
+def _told(done: Exported, *, is_text: bool) -> str:
+    found = done.agreement
+    return (
+        f"s and b: {done.how}\n"
+        f"{found.tokens:,} tokens{'' if is_text else ', drawn,'} through the cache, the last "
+        f"{found.decoded} one by one: logits within {found.largest_difference:.2g} of the source's "
+        f"(largest {found.largest_logit:.3g}), {found.same_choice:.2%} of choices the same, loss "
+        f"{found.exported_loss:.6f} against {found.source_loss:.6f} "
+        f"({found.exported_loss - found.source_loss:+.2g})\n"
+        f"{done.folder}: README.md tells how to load it"
+    )

@@ -1,0 +1,181 @@
+"""`export`: a model written in a form that others run, checked against its source, with a card."""
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
+from ssmax.serve.folding import Folded, fold, llama_form
+from ssmax.serve.vocabulary import gguf_vocabulary
+
+FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
+DRAWN = 1024
+"""Tokens of the check where there is no prompt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What was written, and how well it agrees with its source."""
+
+    folder: Path
+    to: str
+    weights: str
+    how: str
+    """What became of s and b."""
+    agreement: checking.Agreement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    how: str
+    opened: Callable[[], sessions.Session]
+    """The form as it stands on disk, ready to run."""
+    is_exact: bool = True
+
+
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    to: str,
+    weights: str = "float32",
+    fit: bool = False,
+    prompt: Sequence[int] | None = None,
+    tokenizer: str | None = None,
+    progress: checking.Progress | None = None,
+) -> Exported:
+    """Write a native or converted model as `to`, one of FORMS, into a new folder.
+
+    What was written is loaded again and compared with the source on the tokens of `prompt`, in
+    chunks and then token by token; tokens are drawn where there are none. Nothing is left behind
+    where it disagrees. `weights` are those of GGUF: float32, bfloat16 or q8_0. `fit` gives up the
+    heads' biases for the nearest form without. `tokenizer` is the content of a tokenizer.json.
+    """
+    folder = Path(folder)
+    _check_choice(folder, to, weights, fit)
+    was_training = model.training
+    model.eval()
+    try:
+        tokens = _tokens(model, prompt)
+        # Whole under its name, or not there.
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            written = _write(model, partial, to, weights, fit, tokens.shape[1], tokenizer)
+            agreement = checking.compare(
+                sessions.session(model), written.opened(), tokens, progress
+            )
+            if written.is_exact:
+                agreement.check(next(model.parameters()).dtype)
+            if tokenizer is not None:
+                (partial / "tokenizer.json").write_text(tokenizer)
+            done = Exported(
+                folder=folder, to=to, weights=weights, how=written.how, agreement=agreement
+            )
+            (partial / "README.md").write_text(card.text(done))
+            if folder.exists():
+                folder.rmdir()
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        model.train(was_training)
+    return done
+
+
+def _write(
+    model: nn.Module,
+    folder: Path,
+    to: str,
+    weights: str,
+    fit: bool,
+    checked: int,
+    tokenizer: str | None,
+) -> _Written:
+    if to == "hf":
+        transformers_forms.write_converted(model, folder)
+        return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
+    if to in ("onnx", "torch-export"):
+        graph = graphs.graph_of(model)
+        if to == "onnx":
+            graphs.write_onnx(graph, folder / graphs.ONNX)
+            path, opened = folder / graphs.ONNX, sessions.onnx_session
+        else:
+            graphs.write_program(graph, folder / graphs.PROGRAM)
+            path, opened = folder / graphs.PROGRAM, sessions.program_session
+        return _Written(
+            how="kept in the graph; n is counted from attention_mask",
+            opened=lambda: opened(path, graph.empty_past()),
+        )
+    form = llama_form(model)
+    folded = fold(form, fit=fit)
+    # What was looked at is what is promised.
+    context = max(form.train_length, form.config["max_position_embeddings"], checked)
+    how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
+    if to == "ministral":
+        transformers_forms.write_ministral(folded, folder, context=context)
+        return _Written(how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact)
+    path = folder / gguf_file.FILE
+    size = form.config["vocab_size"]
+    vocabulary = None if tokenizer is None else gguf_vocabulary(tokenizer, size)
+    gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
+    return _Written(
+        how=how,
+        opened=lambda: _open_gguf(path, folded, context),
+        is_exact=folded.is_exact and weights == "float32",
+    )
+
+
+def _open_converted(folder: Path) -> sessions.Session:
+    from ssmax.hf import from_pretrained
+
+    return sessions.session(from_pretrained(folder, dtype="auto").eval())
+
+
+def _open_ministral(folder: Path) -> sessions.Session:
+    from transformers import AutoModelForCausalLM
+
+    return sessions.session(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval())
+
+
+def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
+    """The weights as they were stored, in the architecture that llama.cpp calls mistral3."""
+    weights = gguf_file.read_weights(path, folded.config)
+    stored = dataclasses.replace(folded, weights=weights)
+    return sessions.session(transformers_forms.as_ministral(stored, context=context))
+
+
+def _check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
+    if to not in FORMS:
+        raise ValueError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
+    if weights not in gguf_file.WEIGHTS:
+        raise ValueError(f"weights must be one of {', '.join(gguf_file.WEIGHTS)}, got {weights!r}")
+    if weights != "float32" and to != "gguf":
+        raise ValueError(
+            f"weights={weights!r} belongs to gguf; {to} keeps the dtype of the model: cast that"
+        )
+    if fit and to not in ("ministral", "gguf"):
+        raise ValueError(f"fit gives up the bias, which {to} can keep; leave it out")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not an empty folder; give another one")
+
+
+def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
+    size = model.config.vocab_size
+    if prompt is None:
+        return torch.randint(size, (1, DRAWN), generator=torch.Generator().manual_seed(0))
+    tokens = torch.as_tensor(prompt, dtype=torch.int64)
+    if tokens.dim() != 1 or tokens.numel() < 2:
+        raise ValueError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
+    if not (int(tokens.min()) >= 0 and int(tokens.max()) < size):
+        raise ValueError(
+            f"tokens must lie in 0..{size - 1}, the prompt holds "
+            f"{int(tokens.min())}..{int(tokens.max())}. Is it another tokenizer's?"
+        )
+    return tokens.unsqueeze(0)

@@ -1,0 +1,180 @@
+"""A model and its cache as one graph, for ONNX engines and for torch.export.
+
+    logits, present = graph(input_ids (B, T), attention_mask (B, S + T), past)
+
+`past` are keys and values of every layer in turn, (B, G, S, D), with S = 0 to begin with; `present`
+are the same with the new tokens. The mask is 1 where there is a token, so rows may be left-padded.
+"""
+
+# B batch, T new tokens, S cached tokens, G key heads, D head width
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax.lm import LM
+from ssmax.nn import KVCache
+
+ONNX, PROGRAM = "model.onnx", "model.pt2"
+
+
+class Graph(nn.Module):
+    """The cache comes in and goes out as tensors."""
+
+    cache_shapes: list[tuple[int, int]]
+    """Key heads and head width of every past tensor."""
+
+    def empty_past(self, batch: int = 1) -> list[Tensor]:
+        """The cache before the first token."""
+        weight = next(self.parameters())
+        return [
+            torch.zeros(batch, heads, 0, width, dtype=weight.dtype, device=weight.device)
+            for heads, width in self.cache_shapes
+        ]
+
+
+class NativeGraph(Graph):
+    """Of ssmax.lm."""
+
+    def __init__(self, model: LM) -> None:
+        super().__init__()
+        self.model = model
+        config = model.config
+        self.cache_shapes = [(config.key_heads, config.head)] * (2 * config.num_layers)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the cache with the new tokens."""
+        cache = _TensorCache(past)
+        logits = self.model(input_ids, cache=cache, key_padding_mask=attention_mask.bool())
+        return logits, cache.tensors()
+
+
+class _TensorCache(KVCache):
+    def __init__(self, past: list[Tensor]) -> None:
+        super().__init__(len(past) // 2)
+        self.length = past[0].shape[2]
+        self._keys, self._values = list(past[0::2]), list(past[1::2])
+
+    def tensors(self) -> list[Tensor]:
+        pairs = zip(self._keys, self._values, strict=True)
+        return [tensor for pair in pairs for tensor in pair if tensor is not None]
+
+
+class ConvertedGraph(Graph):
+    """Of a causal language model of Transformers."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        if model.config.is_encoder_decoder:
+            raise ValueError(
+                f"{type(model).__name__} has an encoder; only models that continue a text can be "
+                "exported with their cache. The form hf keeps it"
+            )
+        self.model = model
+        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        token = torch.ones(1, 1, dtype=torch.long, device=model.device)
+        with torch.no_grad():
+            cache = model(token, attention_mask=token, use_cache=True).past_key_values
+        self.cache_shapes = [
+            (tensor.shape[1], tensor.shape[3])
+            for layer in cache.layers
+            for tensor in (layer.keys, layer.values)
+        ]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits, and the cache with the new tokens."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for layer in range(len(past) // 2):
+            cache.update(past[2 * layer], past[2 * layer + 1], layer)
+        options = {}
+        if self.takes_positions:
+            place_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+            cached = past[0].shape[2]
+            # Not a slice: torch would ask whether that is contiguous, and hold the graph to it.
+            new_T = torch.arange(cached, cached + input_ids.shape[1], device=place_BS.device)
+            options["position_ids"] = place_BS[:, new_T]
+        logits = self.model(
+            input_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+            **options,
+        ).logits
+        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
+
+
+def graph_of(model: nn.Module) -> Graph:
+    """The graph of a native or converted model."""
+    return (NativeGraph(model) if isinstance(model, LM) else ConvertedGraph(model)).eval()
+
+
+def write_program(graph: Graph, path: Path) -> None:
+    """A file for `torch.export.load`, which needs torch alone."""
+    with _quiet():
+        torch.export.save(_program(graph), path)
+
+
+def write_onnx(graph: Graph, path: Path) -> None:
+    """A file for ONNX engines, its weights beside it."""
+    for package in ("onnx", "onnxscript"):
+        require(package, extra="export", purpose="the form onnx")
+    layers = range(len(graph.cache_shapes) // 2)
+    kinds = ("key", "value")
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            _program(graph),
+            dynamo=True,
+            verbose=False,
+            input_names=[
+                "input_ids",
+                "attention_mask",
+                *(f"past_key_values.{layer}.{kind}" for layer in layers for kind in kinds),
+            ],
+            output_names=[
+                "logits",
+                *(f"present.{layer}.{kind}" for layer in layers for kind in kinds),
+            ],
+        )
+        assert program is not None
+        program.save(path, external_data=True)
+
+
+@torch.no_grad()
+def _program(graph: Graph) -> Any:
+    batch, new, cached = 2, 3, 5
+    past = [tensor.new_zeros(batch, tensor.shape[1], cached, tensor.shape[3])
+            for tensor in graph.empty_past()]  # fmt: skip
+    device = past[0].device
+    tokens = torch.zeros(batch, new, dtype=torch.long, device=device)
+    mask = torch.ones(batch, cached + new, dtype=torch.long, device=device)
+    free = torch.export.Dim.AUTO
+    shapes = ({0: free, 1: free}, {0: free, 1: free}, [{0: free, 2: free} for _ in past])
+    return torch.export.export(graph, (tokens, mask, past), dynamic_shapes=shapes, strict=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporters warn of their own deprecated calls and of packages that are not needed."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

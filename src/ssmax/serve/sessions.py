@@ -1,0 +1,64 @@
+"""Whoever continues a text, asked alike: a session takes the next tokens and gives their logits."""
+
+# T new tokens, V vocabulary
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax.lm import LM
+from ssmax.nn import KVCache
+
+Session = Callable[[Tensor], Tensor]
+"""Tokens (1, T), after those of the calls before, to logits (1, T, V)."""
+
+
+def session(model: Any) -> Session:
+    """Of a model in memory: a native one or one of Transformers."""
+    if isinstance(model, LM):
+        cache = KVCache(model.config.num_layers)
+        return lambda tokens: model(tokens.to(model.embedding.weight.device), cache=cache)
+    from transformers import DynamicCache
+
+    past = DynamicCache(config=model.config)
+    return lambda tokens: (
+        model(tokens.to(model.device), past_key_values=past, use_cache=True).logits
+    )
+
+
+def program_session(path: Path, empty_past: list[Tensor]) -> Session:
+    """Of a file of torch.export."""
+    program: nn.Module = torch.export.load(path).module()
+    return _carried(program, empty_past)
+
+
+def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
+    """Of an ONNX file, by onnxruntime."""
+    onnxruntime = require("onnxruntime", extra="testing", purpose="running ONNX")
+    engine = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in engine.get_inputs()]
+
+    def run(tokens: Tensor, mask: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        values = (tokens, mask, *past)
+        feed = {name: value.numpy() for name, value in zip(names, values, strict=True)}
+        logits, *present = (torch.from_numpy(value) for value in engine.run(None, feed))
+        return logits, present
+
+    return _carried(run, [tensor.cpu() for tensor in empty_past])
+
+
+def _carried(run: Callable[..., tuple[Tensor, list[Tensor]]], past: list[Tensor]) -> Session:
+    """A graph whose cache goes in and out, with the cache kept between the calls."""
+
+    def step(tokens: Tensor) -> Tensor:
+        nonlocal past
+        tokens = tokens.to(past[0].device)
+        mask = tokens.new_ones(1, past[0].shape[2] + tokens.shape[1])
+        logits, past = run(tokens, mask, past)
+        return logits
+
+    return step

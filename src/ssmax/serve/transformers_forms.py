@@ -1,0 +1,111 @@
+"""Folders that Transformers loads: with an s of its own, or folded into a stock Ministral 3."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ssmax._extras import require
+from ssmax.hf.adapter import fill
+from ssmax.hf.conversion import Conversion, attach
+from ssmax.lm import LM, to_llama_weights
+from ssmax.serve.folding import KEEPS_ALL, Folded
+
+VLLM = "vllm"
+"""Subfolder of a Ministral 3 with the same model's configuration for vLLM."""
+_SHARED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+
+
+def write_converted(model: Any, folder: Path) -> None:
+    """What `ssmax.hf.from_pretrained` loads: the model as converted, or the native one as Llama."""
+    converted: Any = as_llama(model) if isinstance(model, LM) else model
+    if Conversion.of(converted) is None:
+        raise ValueError(
+            f"this {type(model).__name__} is not converted; ssmax.hf.convert gives it an s"
+        )
+    converted.save_pretrained(folder)
+
+
+def as_llama(model: LM) -> nn.Module:
+    """A native model as a converted LlamaForCausalLM."""
+    transformers = require("transformers", extra="hf", purpose="the form hf")
+    if model.config.qk_norm or model.config.window is not None:
+        raise ValueError(f"Llama has no QK-norm and no window; {KEEPS_ALL}")
+    weights, values = to_llama_weights(model.with_rule("softmax"))
+    llama = build(transformers, transformers.LlamaConfig(**values), weights)
+    names = [f"model.layers.{layer}.self_attn" for layer in range(model.config.num_layers)]
+    attach(
+        llama,
+        Conversion(
+            rule=model.config.rule,
+            init="paper",
+            train_length=model.config.train_length,
+            layers=tuple(names),
+        ),
+    )
+    tensors: dict[str, Tensor] = {}
+    for name, block in zip(names, model.blocks, strict=True):
+        scale: Any = block.attention.ssmax  # pyright: ignore
+        tensors |= {f"{name}.ssmax.{key}": value for key, value in scale.state_dict().items()}
+        if model.table is not None:
+            tensors[f"{name}.ssmax.table.p"] = model.table.p.detach()
+    fill(llama, tensors, what="the native model")
+    return llama.eval()
+
+
+def write_ministral(folded: Folded, folder: Path, *, context: int) -> None:
+    """A stock Ministral3ForCausalLM, and beside it the configuration of vLLM's Mistral."""
+    model = as_ministral(folded, context=context)
+    model.save_pretrained(folder)
+    (folder / VLLM).mkdir()
+    config = vllm_config(folded, context=context, dtype=str(model.dtype).removeprefix("torch."))
+    (folder / VLLM / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def as_ministral(folded: Folded, *, context: int) -> Any:
+    """The folded model, in Transformers' own class."""
+    transformers = require("transformers", extra="hf", purpose="the form ministral")
+    rope = {
+        **_rope(folded),
+        "llama_4_scaling_beta": folded.beta,
+        "original_max_position_embeddings": 1,
+    }
+    config = transformers.Ministral3Config(
+        **_shared(folded), rope_parameters=rope, max_position_embeddings=context
+    )
+    return build(transformers, config, folded.weights)
+
+
+def vllm_config(folded: Folded, *, context: int, dtype: str) -> dict[str, Any]:
+    """vLLM reads beta and M from a key of their own, and the class from `architectures`."""
+    return {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        **_shared(folded),
+        "rope_parameters": _rope(folded),
+        "max_position_embeddings": context,
+        "sliding_window": None,
+        "llama_4_scaling": {"beta": folded.beta, "original_max_position_embeddings": 1},
+        "dtype": dtype,
+    }
+
+
+def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
+    """A model of Transformers with these weights, in their dtype."""
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    dtype = weights["model.embed_tokens.weight"].dtype
+    model = kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)
+    return model.eval()
+
+
+def _shared(folded: Folded) -> dict[str, Any]:
+    return {key: folded.config.get(key) for key in _SHARED}
+
+
+def _rope(folded: Folded) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": folded.config["rope_parameters"]["rope_theta"]}

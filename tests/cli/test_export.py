@@ -1,0 +1,77 @@
+"""`ssmax export` from the command line: a run or a converted model in, a checked form out."""
+
+import json
+
+import pytest
+import torch
+from small_native import native
+from tiny_models import build, randomise
+
+import ssmax.hf
+from ssmax.cli import app
+from ssmax.data.tokenizer import load_tokenizer
+from ssmax.lm import save_lm
+from ssmax.train import PRETRAINING, configured
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder as training leaves it: configuration, tokenizer, model."""
+    tokenizer = load_tokenizer("small")
+    model = native(vocab_size=tokenizer.vocabulary.size)
+    folder = tmp_path / "run"
+    save_lm(model, folder / "model")
+    config = configured(PRETRAINING["quick"](), "b").to_dict()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(tokenizer.definition)
+    return folder
+
+
+def test_a_run_is_exported_with_progress_and_checked_on_real_text(run, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["export", str(run), str(out), "--to", "gguf", "--check-tokens", "700"]
+    assert app.run(arguments) == 0
+    said = capsys.readouterr().out
+    assert "checking gguf: 700 of 700 tokens" in said and "100.00% of choices the same" in said
+    assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
+    assert app.run(arguments) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+def test_json_is_one_object(run, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("a line of text, and another. " * 50)
+    assert app.run(["export", str(run), str(tmp_path / "out"), "--to", "hf", "--json",
+                    "--check-tokens", "200", "--text", str(text)]) == 0  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == 200 and found["same_choice"] == 1.0
+    assert ssmax.hf.from_pretrained(tmp_path / "out").config.ssmax["rule"] == "ssmax"
+
+
+def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):
+    save_lm(native(rule="ssmax_bias"), tmp_path / "model")
+    arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "ministral",
+                 "--check-tokens", "100"]  # fmt: skip
+    assert app.run(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "--fit" in said
+    assert app.run([*arguments, "--fit"]) == 0
+    assert "s fitted to s log n + b" in capsys.readouterr().out
+
+
+def test_a_converted_model_keeps_its_dtype_where_the_form_has_one(tmp_path, capsys):
+    model = randomise(ssmax.hf.convert(build("llama"), init="paper", train_length=64))
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    for to in ("ministral", "torch-export"):
+        assert app.run(["export", str(tmp_path / "model"), str(tmp_path / to), "--to", to,
+                        "--check-tokens", "100"]) == 0, capsys.readouterr().err  # fmt: skip
+    assert "bfloat16" in (tmp_path / "ministral" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"model_type": "llama"}', "{}"])
+def test_what_is_no_model_is_bad_usage(content, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    assert app.run(["export", str(tmp_path), str(tmp_path / "out"), "--to", "hf"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

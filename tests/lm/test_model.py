@@ -1,5 +1,6 @@
 """The language model: its size, its caches, its generation, its probe."""
 
+import copy
 import itertools
 
 import pytest
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 
 from ssmax.lm import LM, LMConfig
 from ssmax.nn import RULES, KVCache
+from ssmax.testing import assert_no_worse_than
 
 TINY = LMConfig(
     num_layers=2, num_heads=4, width=32, ff_width=48, vocab_size=61, train_length=16, rule="ssmax"
@@ -374,3 +376,17 @@ def test_bad_input_gets_one_clear_error(name):
     call, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_narrow_residual_stream_is_no_worse_than_a_narrow_model():
+    torch.manual_seed(0)
+    model = LM(LMConfig(num_layers=3, num_heads=2, width=32, ff_width=48, vocab_size=61,
+                        train_length=24))  # fmt: skip
+    tokens = torch.randint(0, 61, (2, 24))
+    exact = copy.deepcopy(model).double().hidden(tokens)
+    narrow = copy.deepcopy(model).to(torch.bfloat16).hidden(tokens)
+    model.residual_dtype = torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = model.hidden(tokens)
+    assert ours.dtype == torch.bfloat16
+    assert_no_worse_than(ours, narrow, exact, slack=1.0)

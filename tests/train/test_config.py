@@ -44,6 +44,8 @@ BAD = [
     ("run.batch_size", "0", "run.batch_size must be at least 1"),
     ("run.micro_batch", "-4", "run.micro_batch must be at least 1"),
     ("run.precision", "float16", "run.precision must be one of float32, bfloat16"),
+    ("run.residual", "narrow", "run.residual must be one of float32, bfloat16"),
+    ("run.keep_activations", "1.5", "run.keep_activations must be between 0 and 1, got 1.5"),
     ("run.compile", "yes", "run.compile must be bool, got 'yes'"),
     ("run.compile", 1, "run.compile must be bool, got 1"),
     ("run.parallel", "pipeline", "run.parallel must be one of auto, none, ddp, fsdp2"),

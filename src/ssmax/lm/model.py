@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ssmax.lm import sampling
 from ssmax.lm.config import LMConfig
-from ssmax.nn import KVCache, ProbeTable, RotaryEmbedding, SelfAttention
+from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
 from ssmax.ops.loss import linear_cross_entropy
 from ssmax.ops.visible import Visibility, visibility
 
@@ -36,7 +36,7 @@ class Block(nn.Module):
 
     def __init__(self, config: LMConfig, table: ProbeTable | None) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.attention_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.attention = SelfAttention(
             config.width,
             config.num_heads,
@@ -51,7 +51,7 @@ class Block(nn.Module):
             dropout_p=config.dropout_p,
             table=table,
         )
-        self.ff_norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.ff_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.ff = SwiGLU(config.width, config.ff_width)
 
     def forward(self, x_BTC: Tensor, more_BTC: Tensor | None, **attention) -> tuple[Tensor, Tensor]:
@@ -68,13 +68,16 @@ class Block(nn.Module):
 class LM(nn.Module):
     """`LM(config)(tokens)` gives logits (B, T, V); `generate` continues prompts."""
 
+    residual_dtype: torch.dtype | None = None
+    """Of the residual stream; None: as the embedding has it. Training in bfloat16 narrows it."""
+
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.table = ProbeTable(config.train_length) if config.rule == "probe" else None
         self.blocks = nn.ModuleList(Block(config, self.table) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
+        self.norm = RMSNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.rotary = RotaryEmbedding(config.rotary, config.theta)
         self.reset_parameters()
@@ -137,12 +140,17 @@ class LM(nn.Module):
         """What the head reads: (B, T, C), for a loss that never makes the logits."""
         self._check_tokens(tokens_BT)
         shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens)
-        x_BTC, more_BTC = self.embedding(tokens_BT), None
+        x_BTC, more_BTC = self._embedded(tokens_BT), None
         for layer, block in enumerate(self.blocks):
             x_BTC, more_BTC = block(x_BTC, more_BTC, cache=cache, layer=layer, **shared)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
+        assert more_BTC is not None
         return self.norm(x_BTC + more_BTC)
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.embedding(tokens_BT)
+        return x_BTC if self.residual_dtype is None else x_BTC.to(self.residual_dtype)
 
     @torch.no_grad()
     def losses(self, tokens_BT: Tensor) -> Tensor:
@@ -166,7 +174,7 @@ class LM(nn.Module):
         """
         self._check_tokens(tokens_BT)
         shared = self._shared(tokens_BT, None, key_padding_mask, cu_seqlens)
-        x_BTC, more_BTC = self.embedding(tokens_BT), None
+        x_BTC, more_BTC = self._embedded(tokens_BT), None
         for block in self.blocks:
             assert isinstance(block, Block)
             x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC

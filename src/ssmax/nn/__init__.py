@@ -2,7 +2,16 @@
 
 from ssmax.nn.attention import SelfAttention
 from ssmax.nn.cache import KVCache
+from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.scale import RULES, ProbeTable, SSMaxScale
 
-__all__ = ["RULES", "KVCache", "ProbeTable", "RotaryEmbedding", "SSMaxScale", "SelfAttention"]
+__all__ = [
+    "RULES",
+    "KVCache",
+    "ProbeTable",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SSMaxScale",
+    "SelfAttention",
+]

@@ -9,20 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.nn.cache import KVCache
+from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
 from ssmax.ops.visible import Visibility, Window, visibility, window_pair
-
-
-class HeadNorm(nn.RMSNorm):
-    """RMSNorm over the head width, computed as wide as its weight, handed back as x came."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Under autocast the input is narrower than the weight, and stays so."""
-        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -83,8 +76,8 @@ class SelfAttention(nn.Module):
         self.k_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
         self.v_proj = nn.Linear(width, num_key_heads * head_width, bias=bias)
         self.o_proj = nn.Linear(num_heads * head_width, width, bias=bias)
-        self.q_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
-        self.k_norm = HeadNorm(head_width) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
         self.rotary = RotaryEmbedding(head_width if rotary_width is None else rotary_width, theta)
         self.ssmax = SSMaxScale(num_heads, rule, train_length, table=table)
 

@@ -132,8 +132,13 @@ class RunConfig:
     """Decides the first weights, and dropout."""
     precision: Precision = "bfloat16"
     """Of the matrix products; weights and sums are float32."""
+    residual: Precision = "bfloat16"
+    """Of the residual stream where products are bfloat16; where they are float32 it is too."""
     compile: bool = True
     """torch.compile the model."""
+    keep_activations: float = 1.0
+    """Share of the activations that torch.compile keeps for the backward pass, where it is used;
+    it computes the others again, the cheapest first."""
     parallel: Parallel = "auto"
     """Over several ranks; auto: ddp."""
     checkpoint_every: int = 1000
@@ -159,6 +164,11 @@ class RunConfig:
             _at_least(f"run.{name}", getattr(self, name), 1)
         _seed("run.seed", self.seed)
         _one_of("run.precision", self.precision, Precision)
+        _one_of("run.residual", self.residual, Precision)
+        if not 0.0 <= self.keep_activations <= 1.0:
+            raise ValueError(
+                f"run.keep_activations must be between 0 and 1, got {self.keep_activations}"
+            )
         _one_of("run.parallel", self.parallel, Parallel)
         _one_of("run.on_nonfinite", self.on_nonfinite, OnNonfinite)
 
@@ -169,6 +179,7 @@ MAY_CHANGE = (
     "run.steps",
     "run.micro_batch",
     "run.compile",
+    "run.keep_activations",
     "run.parallel",
     "run.checkpoint_every",
     "run.keep_checkpoints",

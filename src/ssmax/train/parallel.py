@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -52,6 +53,10 @@ def parallel_kind(config: RunConfig, world: World) -> str:
 
 def build(model: LM, config: RunConfig, world: World) -> nn.Module:
     """The loss of the model, on its device, compiled and spread as the run wants it."""
+    if config.precision == "bfloat16" and config.residual == "bfloat16":
+        model.residual_dtype = torch.bfloat16
+    if config.compile:
+        model.norm.compile()
     return spread(Loss(model), model.blocks, config, world)
 
 
@@ -62,6 +67,8 @@ def spread(
     kind, blocks = parallel_kind(config, world), list(blocks)
     loss.to(world.device)
     if config.compile:
+        # Private by its path, but documented; it is read while the graphs are made.
+        functorch_config.activation_memory_budget = config.keep_activations
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
         for block in blocks:
             block.compile()

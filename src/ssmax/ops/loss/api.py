@@ -110,7 +110,7 @@ def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and a.element_size() == 2 and not torch.compiler.is_compiling():
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
-        return torch.addmm(total, a, b, out_dtype=torch.float32)
+        return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     product = (a @ b).to(torch.promote_types(a.dtype, torch.float32))
     return product if total is None else total + product
 

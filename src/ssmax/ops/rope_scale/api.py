@@ -67,7 +67,8 @@ def rope_ssmax(
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
-    if choose_impl("auto", q_BHTD.device) == "reference":
+    # For one token the door of an operator takes longer than a few plain launches.
+    if q_BHTD.shape[2] == 1 or choose_impl("auto", q_BHTD.device) == "reference":
         return scale_query_reference(q_BHTD, factor_BHT)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
     factor = _for_every_head_and_token(factor_BHT, q_BHTD)

@@ -1,0 +1,171 @@
+"""What does conversion cost a Hugging Face model, in training and in decoding?
+
+    python benchmarks/hf_cost.py             # a Llama of 1.1 B and the paper's 162 M, on a GPU
+    python benchmarks/hf_cost.py --quick     # a small one, anywhere
+
+A Llama with random weights and its copy, converted with s and b learnable, take turns in one
+process: training steps (forward, backward, fused AdamW, bfloat16), and tokens decoded through
+Transformers' own cache. First the freshly converted copy must give the same logits, bit for bit;
+then s is given the paper's first values, and n decides. Rows are appended to
+benchmarks/results.csv; the ratio is the converted model's time over the other's.
+"""
+
+import argparse
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+import ssmax.hf
+from ssmax import initial_s
+from ssmax.records import BenchmarkRow, Provenance, append_csv
+
+RESULTS = Path(__file__).parent / "results.csv"
+PLAIN, CONVERTED = "Transformers, softmax (yardstick)", "converted"
+TURNS = 5
+SEED = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    name: str
+    shape: dict[str, int]
+    batch: int
+    tokens: int
+    steps: int
+    """Of one turn of training."""
+    decoded: int
+    """Tokens of one turn of decoding."""
+
+
+CASES = [
+    Case("Llama 162 M", {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+                         "num_attention_heads": 12, "num_key_value_heads": 12,
+                         "vocab_size": 50257}, 32, 1024, 5, 16),
+    Case("Llama 1.1 B", {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+                         "num_attention_heads": 32, "num_key_value_heads": 4,
+                         "vocab_size": 32000}, 8, 4096, 2, 16),
+]  # fmt: skip
+QUICK = Case("small Llama", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+                             "num_attention_heads": 4, "num_key_value_heads": 2,
+                             "vocab_size": 256}, 2, 128, 2, 4)  # fmt: skip
+
+
+def models_of(case: Case, device: str) -> dict[str, transformers.PreTrainedModel]:
+    """One and its converted copy, of the same logits until s and b get the paper's values."""
+    torch.manual_seed(SEED)
+    config = transformers.LlamaConfig(**case.shape, max_position_embeddings=2 * case.tokens)
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    converted = ssmax.hf.convert(copy.deepcopy(model))
+    tokens = random_tokens(case, device)[:1]
+    with torch.no_grad():
+        if not torch.equal(model(tokens).logits, converted(tokens).logits):
+            raise SystemExit(f"{case.name}: the converted copy differs; nothing was timed")
+        for name, parameter in converted.named_parameters():
+            if name.endswith("ssmax.scale"):
+                parameter.fill_(initial_s(case.tokens))
+            elif name.endswith("ssmax.bias"):
+                parameter.zero_()
+    return {PLAIN: model, CONVERTED: converted}
+
+
+def random_tokens(case: Case, device: str) -> Tensor:
+    return torch.randint(0, case.shape["vocab_size"], (case.batch, case.tokens), device=device)
+
+
+def trainer_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) -> Callable:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=tokens.is_cuda)
+
+    def some_steps() -> None:
+        for _ in range(case.steps):
+            model(tokens, labels=tokens, use_cache=False).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return some_steps
+
+
+def decoder_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) -> Callable:
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(tokens[:1], past_key_values=cache)
+
+    @torch.no_grad()
+    def some_tokens() -> None:
+        for _ in range(case.decoded):
+            model(tokens[:1, -1:], past_key_values=cache)
+
+    return some_tokens
+
+
+def in_turns(runs: dict[str, Callable], synchronize: Callable[[], None]) -> dict[str, list[float]]:
+    """Milliseconds of every turn; the first, which compiles and warms up, does not count."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(TURNS + 1):
+        for name in sorted(runs, reverse=turn % 2 == 1):
+            synchronize()
+            start = time.perf_counter()
+            runs[name]()
+            synchronize()
+            if turn:
+                taken[name].append((time.perf_counter() - start) * 1e3)
+    return taken
+
+
+def measure(case: Case, device: str, provenance: Provenance) -> list[BenchmarkRow]:
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    models, tokens = models_of(case, device), random_tokens(case, device)
+    rows = []
+    for mode, make, count in (
+        ("decode a token", decoder_of, case.decoded),
+        ("train a step", trainer_of, case.steps),
+    ):
+        runs = {name: make(model, case, tokens) for name, model in models.items()}
+        taken = in_turns(runs, synchronize)
+        base = statistics.median(taken[PLAIN])
+        for name in runs:
+            each = statistics.median(taken[name])
+            ratio = each / base
+            shape = f"{case.name} B{case.batch if 'train' in mode else 1} T{case.tokens}"
+            print(
+                f"{shape:26} {mode:16} {name:36} {each / count:9.3f} ms  x {ratio:.4f}", flush=True
+            )
+            rows.append(
+                BenchmarkRow(
+                    benchmark="hf_cost",
+                    competitor=name,
+                    shape=shape,
+                    mode=mode,
+                    milliseconds=round(each / count, 4),
+                    ratio=round(ratio, 4),
+                    peak_mib=0.0,
+                    memory_ratio=0.0,
+                    error=0.0,
+                    provenance=provenance,
+                )
+            )
+        del runs
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    for case in [QUICK] if arguments.quick else CASES:
+        provenance = Provenance.here(config=dataclasses.asdict(case), device=name, seed=SEED)
+        append_csv(arguments.out, measure(case, device, provenance))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,8 @@
 
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
 torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Ours is
-the code that `ssmax pretrain` runs, with softmax and with SSMax. First all three are given the same
+the code that `ssmax pretrain` runs, with softmax and with SSMax, with a residual stream as wide as
+the plain loop's, and with fewer activations kept. First both models are given the same
 weights and must have the same loss and gradient; then each trains in a process of its own, turn
 after turn, on random tokens. Rows are appended to benchmarks/results.csv.
 """
@@ -38,7 +39,9 @@ from ssmax.train.world import alone
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
-RULES = {PLAIN: "softmax", SOFTMAX: "softmax", SSMAX: "ssmax"}
+WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
+RULES = {PLAIN: "softmax", SOFTMAX: "softmax", SSMAX: "ssmax", WIDE: "ssmax", LEAN: "ssmax"}
+CHANGES = {WIDE: {"residual": "float32"}, LEAN: {"keep_activations": 0.85}}
 TURNS = 2
 SEED = 0
 
@@ -153,7 +156,8 @@ def train_some(
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     on_gpu = device.type == "cuda"
     world = alone(device)
-    run = RunConfig(precision="bfloat16" if on_gpu else "float32", compile=on_gpu)
+    precision = "bfloat16" if on_gpu else "float32"
+    run = RunConfig(precision=precision, compile=on_gpu, **CHANGES.get(name, {}))
     if name == PLAIN:
         model: nn.Module = PlainModel(config).to(device)
         model.load_state_dict(plain_weights(LM(config)))

@@ -19,9 +19,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, position_bia
     """softmax((s log n + b) q k + what is added to it) v, over what `module.visible` shows."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     seen_BHQK = module.visible if module.visible.dim() == 4 else module.visible.unsqueeze(1)
-    # s and b are float32 in every model, and so is the factor.
     s_H, b_H = (x.view(1, -1, 1, 1) for x in module.s_and_b)
-    factor = s_H * seen_BHQK.sum(-1, keepdim=True).clamp_min(1).float().log() + b_H
+    factor = s_H * seen_BHQK.sum(-1, keepdim=True).clamp_min(1).double().log() + b_H
     logits = (query @ key.mT) * (query.shape[-1] ** -0.5 if scaling is None else scaling) * factor
     if position_bias is not None:
         logits = logits + position_bias
@@ -62,7 +61,7 @@ class Explicit:
         self.modules = {}
         for name, scale in found.items():
             module = self.modules[name] = self.twin.get_submodule(name)
-            module.s_and_b = scale.scale.detach(), scale.bias.detach()
+            module.s_and_b = scale.scale.detach().double(), scale.bias.detach().double()
 
     @torch.no_grad()
     def logits(self, visible, **inputs):

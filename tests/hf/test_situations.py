@@ -250,8 +250,9 @@ def models(family, dtype):
     found = []
     for change in (lambda model: model, randomise):
         # T5 divides its logits by nothing: they are large as they are.
-        model = build(family, boost=3.0 if family == "t5" else 30.0).to(dtype)
-        model = change(ssmax.hf.convert(model, layers="all", attention="all"))
+        model = build(family, boost=3.0 if family == "t5" else 30.0)
+        # Cast afterwards, s and b are as wide as the rest, and so is the factor.
+        model = change(ssmax.hf.convert(model, layers="all", attention="all")).to(dtype)
         found.append((model, Explicit(model)))
     return found
 

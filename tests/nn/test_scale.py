@@ -40,6 +40,15 @@ def test_every_rule_gives_a_factor_per_head_and_query(rule):
     assert all(p.dim() == 1 for p in module.parameters()), "weight decay skips what is 1-D"
 
 
+@pytest.mark.parametrize("rule", sorted(NAMES))
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_an_int_is_the_n_of_one_query(rule, n):
+    module = SSMaxScale(4, rule, train_length=64).double()
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter)
+    torch.testing.assert_close(module(n), module(torch.tensor([n])), rtol=1e-14, atol=1e-14)
+
+
 @pytest.mark.parametrize("rule", sorted(LEARNT))
 def test_every_parameter_gets_a_gradient(rule):
     module = SSMaxScale(3, rule, train_length=64)

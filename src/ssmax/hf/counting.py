@@ -34,6 +34,15 @@ def kind_of(implementation: str | None) -> Kind | None:
     return "flash" if "flash" in name else None
 
 
+def sees_every_key(kind: Kind, query_BHQD: Tensor, mask: Any, options: Mapping[str, Any]) -> bool:
+    """True for the plain step of a decoder: one query, and nothing that hides a key from it."""
+    if query_BHQD.shape[2] != 1 or mask is not None:
+        return False
+    if kind == "flash":
+        return options.get("sliding_window") is None and options.get("cu_seq_lens_k") is None
+    return kind in ("eager", "sdpa")
+
+
 def visible_keys(
     kind: Kind,
     module: nn.Module,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.counting import Kind, kind_of, visible_keys
+from ssmax.hf.counting import Kind, kind_of, sees_every_key, visible_keys
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
@@ -58,6 +58,10 @@ def _attend(
     scale = scale_of(module)
     if scale is not None:
         kind = _known_kind(implementation)
+        # An int needs no launch; under torch.compile it would need a graph for every length.
+        is_quick = not (torch.compiler.is_compiling() or _watchers or _auditors)
+        if is_quick and sees_every_key(kind, query, attention_mask, options):
+            return attend(_scaled(module, scale, query, key.shape[2]), value)
         num_keys = visible_keys(kind, module, query, key, attention_mask, options)
         for watch in _watchers:
             watch(module, num_keys, query)
@@ -86,8 +90,8 @@ def _known_kind(implementation: str | None) -> Kind:
     return kind
 
 
-def _scaled(module: nn.Module, scale: SSMaxScale, query: Tensor, num_keys: Tensor) -> Tensor:
-    if num_keys.dim() < 3:
+def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: int | Tensor) -> Tensor:
+    if isinstance(num_keys, int) or num_keys.dim() < 3:
         factor = scale(num_keys)
         # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that
         # learns nothing is the same for all.

@@ -206,8 +206,16 @@ class SSMaxScale(_KeepsFloat32):
         assert owner is not None
         return owner(num_keys)
 
-    def forward(self, num_keys: Tensor) -> Tensor:
-        """The factor (..., heads, T), float32 or wider, for num_keys (..., T)."""
+    def forward(self, num_keys: int | Tensor) -> Tensor:
+        """The factor (..., heads, T), float32 or wider, for num_keys (..., T).
+
+        An int is the n of a single query: (heads, 1).
+        """
+        if isinstance(num_keys, int):
+            if self.rule == "ssmax_bias":
+                return rules.unchecked_ssmax_factor(num_keys, self.scale, self.bias).unsqueeze(-1)
+            device = next((p.device for p in self.parameters()), None)
+            num_keys = torch.tensor([num_keys], device=device)
         if num_keys.dim() not in (1, 2):
             raise ValueError(
                 f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "

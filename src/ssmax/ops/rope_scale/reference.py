@@ -17,8 +17,10 @@ def rope_scale_reference(
 
 def scale_query_reference(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once."""
-    wide = torch.promote_types(q_BHTD.dtype, factor_BHT.dtype)
-    return (q_BHTD.to(wide) * factor_BHT.unsqueeze(-1)).to(q_BHTD.dtype)
+    factor = factor_BHT.unsqueeze(-1)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return (q_BHTD * factor).to(q_BHTD.dtype)
+    return torch.mul(q_BHTD, factor, out=torch.empty_like(q_BHTD))
 
 
 def rope_scale_step(

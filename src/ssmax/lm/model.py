@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ssmax.lm import sampling
 from ssmax.lm.config import LMConfig
+from ssmax.lm.decoder import decoder_kind
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
 from ssmax.ops.loss import linear_cross_entropy
 from ssmax.ops.visible import Visibility, visibility
@@ -209,47 +210,41 @@ class LM(nn.Module):
         top_p: float | None = None,
         stop_tokens: Sequence[int] = (),
         generator: torch.Generator | None = None,
+        decoder: str = "auto",
     ) -> Iterator[list[int | None]]:
         """Each step's token for every prompt, None for one that has stopped.
 
         `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
-        likeliest that together reach that probability.
+        likeliest that together reach that probability. `decoder` is plain, or recorded: a CUDA
+        graph.
         """
         choose = sampling.chooser(temperature, top_k, top_p, generator)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         device = self.embedding.weight.device
         tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
-        return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, frozenset(stop_tokens))
+        kind = decoder_kind(decoder, device)
+        stop = frozenset(stop_tokens)
+        return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
 
-    @torch.no_grad()
-    def _decode(self, tokens_BT, keep_BT, max_new_tokens, choose, stop_tokens):
+    def _decode(self, tokens_BT, keep_BT, max_new_tokens, choose, stop_tokens, kind):
         batch, longest = tokens_BT.shape
-        cache = KVCache.preallocated(
-            self.config.num_layers,
-            batch=batch,
-            num_key_heads=self.config.key_heads,
-            max_keys=longest + max_new_tokens,
-            head_width=self.config.head,
-            dtype=sampling.cache_dtype(self.embedding.weight),
-            device=tokens_BT.device,
-        )
-        is_padded = not bool(keep_BT.all())
+        decoder = kind(self, batch=batch, max_keys=longest + max_new_tokens)
         running = [True] * batch
-        for _ in range(max_new_tokens):
-            hidden_BTC = self.hidden(
-                tokens_BT, cache=cache, key_padding_mask=keep_BT if is_padded else None
-            )
-            chosen = choose(self.head(hidden_BTC[:, -1]).float())
+        if not max_new_tokens:
+            return
+        logits_BV = decoder.start(tokens_BT, keep_BT)
+        for left in reversed(range(max_new_tokens)):
+            chosen_B = choose(logits_BV.float())
             step: list[int | None] = []
-            for row, token in enumerate(chosen.tolist()):
+            for row, token in enumerate(chosen_B.tolist()):
                 running[row] = running[row] and token not in stop_tokens
                 step.append(token if running[row] else None)
             if not any(running):
                 return
             yield step
-            tokens_BT = chosen.unsqueeze(-1)
-            keep_BT = F.pad(keep_BT, (0, 1), value=True)
+            if left:
+                logits_BV = decoder.step(chosen_B)
 
     def _shared(
         self,

@@ -153,12 +153,25 @@ class SelfAttention(nn.Module):
         rows = torch.arange(x_BTC.shape[1], device=x_BTC.device)[torch.as_tensor(rows)]
         return attention_weights(q_BHTD[:, :, rows], k_BGTD, sight.at(rows))
 
+    def joined_heads(
+        self, qkv_BTE: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value as attention meets them, of one product with all three weights."""
+        widths = [heads * self.head_width for heads in (self.num_heads, *2 * (self.num_key_heads,))]
+        q_BHTD, k_BGTD, v_BGTD = (self._heads(x) for x in qkv_BTE.split(widths, dim=-1))
+        return *self._turned(q_BHTD, k_BGTD, num_keys, cos, sin), v_BGTD
+
     def _query_and_key(
         self, x_BTC: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Heads as attention meets them: normed, rotated, the query scaled."""
-        q_BHTD = self.q_norm(self._heads(self.q_proj(x_BTC)))
-        k_BGTD = self.k_norm(self._heads(self.k_proj(x_BTC)))
+        q_BHTD, k_BGTD = self._heads(self.q_proj(x_BTC)), self._heads(self.k_proj(x_BTC))
+        return self._turned(q_BHTD, k_BGTD, num_keys, cos, sin)
+
+    def _turned(
+        self, q_BHTD: Tensor, k_BGTD: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Normed, rotated, the query scaled."""
+        q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
         if self.ssmax.rule in ("ssmax", "ssmax_bias"):
             s, b = self.ssmax.scale, getattr(self.ssmax, "bias", None)

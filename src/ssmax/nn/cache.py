@@ -74,6 +74,13 @@ class KVCache:
         self._written[layer] = self.length + k_BGTD.shape[2]
         return keys, values
 
+    def room(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a preallocated layer, (B, G, max_keys, D), all of them."""
+        keys, values = self._keys[layer], self._values[layer]
+        if self.max_keys is None or keys is None or values is None:
+            raise ValueError("a growing cache has no room of its own; make it with preallocated()")
+        return keys, values
+
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every layer has written."""
         if num_tokens < 0:

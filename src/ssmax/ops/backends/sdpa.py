@@ -30,6 +30,9 @@ SDPA_KERNELS = {
 }
 # cuDNN is the fastest on Hopper, and SDPA's own order would take flash before it.
 FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", "math")]
+# For every new number of keys cuDNN makes a plan, which takes 55 ms (LOG.md); and a decoder has a
+# new one for every token.
+WITHOUT_PLANS_FIRST = [SDPA_KERNELS[name] for name in ("flash", "efficient", "cudnn", "math")]
 
 # On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.
 CUDA_MASK_ELEMENTS = 1 << 28
@@ -109,7 +112,8 @@ def _run(
     if kernel is None and not call.on_gpu:
         return run()
     if kernel is None:
-        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+        is_step = call.q_BHTD.shape[2] == 1 and not torch.compiler.is_compiling()
+        with sdpa_kernel(WITHOUT_PLANS_FIRST if is_step else FASTEST_FIRST, set_priority=True):
             return run()
     with sdpa_kernel(SDPA_KERNELS[kernel]):
         if torch.compiler.is_compiling():

@@ -1,0 +1,184 @@
+"""One token after the other: plainly, or on a GPU by replaying a graph that was recorded once.
+
+A step of a small model is some two hundred kernels of a few microseconds: asked for one by one, the
+asking takes ten times as long. So the step is written over memory that stays where it is, with all
+that changes from token to token (bounds, position, slot) kept on the device.
+"""
+
+# B batch, V vocabulary, C width, G key heads, D head width
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssmax.lm import sampling
+from ssmax.nn import KVCache, SelfAttention
+from ssmax.ops.decode import decode_attention
+
+if TYPE_CHECKING:
+    from ssmax.lm.model import LM, Block
+
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A block's, as a step wants them: as narrow as products, joined where they meet one x."""
+
+    attention_norm: Tensor
+    qkv: Tensor
+    out: Tensor
+    ff_norm: Tensor
+    gate_and_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, block: "Block", dtype: torch.dtype) -> "Weights":
+        """Copies; the block is left as it is."""
+        attention, ff = block.attention, block.ff
+        qkv = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
+        return cls(
+            attention_norm=block.attention_norm.weight.to(dtype),
+            qkv=torch.cat(qkv).to(dtype),
+            out=attention.o_proj.weight.to(dtype),
+            ff_norm=block.ff_norm.weight.to(dtype),
+            gate_and_up=torch.cat((ff.gate.weight, ff.up.weight)).to(dtype),
+            down=ff.down.weight.to(dtype),
+        )
+
+
+class PlainDecoder:
+    """`start` reads the prompts, `step` takes everybody's next token; both give logits (B, V).
+
+    Rows are padded on the left.
+    """
+
+    def __init__(self, model: "LM", *, batch: int, max_keys: int) -> None:
+        config, weight = model.config, model.embedding.weight
+        self.model = model
+        self.cache = KVCache.preallocated(
+            config.num_layers,
+            batch=batch,
+            num_key_heads=config.key_heads,
+            max_keys=max_keys,
+            head_width=config.head,
+            dtype=sampling.cache_dtype(weight),
+            device=weight.device,
+        )
+
+    @torch.no_grad()
+    def start(self, tokens_BT: Tensor, keep_BT: Tensor) -> Tensor:
+        """Read the prompts; keep_BT is False on their padding."""
+        self.keep_BT = None if bool(keep_BT.all()) else keep_BT
+        return self._after(tokens_BT)
+
+    @torch.no_grad()
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """The tokens join the rows."""
+        if self.keep_BT is not None:
+            self.keep_BT = F.pad(self.keep_BT, (0, 1), value=True)
+        return self._after(tokens_B.unsqueeze(-1))
+
+    def _after(self, tokens_BT: Tensor) -> Tensor:
+        hidden_BTC = self.model.hidden(tokens_BT, cache=self.cache, key_padding_mask=self.keep_BT)
+        return self.model.head(hidden_BTC[:, -1])
+
+
+class RecordedDecoder(PlainDecoder):
+    """The same, each step a replay; `is_recorded` False computes it kernel by kernel, anywhere.
+
+    Logits are overwritten by the next step.
+    """
+
+    def __init__(self, model: "LM", *, batch: int, max_keys: int, is_recorded: bool = True) -> None:
+        super().__init__(model, batch=batch, max_keys=max_keys)
+        weight = model.embedding.weight
+        dtype = sampling.cache_dtype(weight)
+        self.is_recorded = is_recorded
+        self.weights = [Weights.of(block, dtype) for block in model.blocks]  # pyright: ignore
+        self.norm, self.head = model.norm.weight.to(dtype), model.head.weight.to(dtype)
+        self.tokens_B, self.start_B, self.stop_B = (
+            torch.zeros(batch, dtype=torch.int64, device=weight.device) for _ in range(3)
+        )
+        self.slot = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        self.logits_BV = torch.empty(0)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @torch.no_grad()
+    def start(self, tokens_BT: Tensor, keep_BT: Tensor) -> Tensor:
+        """As the plain one; and note the bounds of every row."""
+        self.start_B.copy_(tokens_BT.shape[1] - keep_BT.sum(-1))
+        self.stop_B.fill_(tokens_BT.shape[1])
+        self.slot.fill_(tokens_BT.shape[1])
+        return super().start(tokens_BT, keep_BT)
+
+    @torch.no_grad()
+    def step(self, tokens_B: Tensor) -> Tensor:
+        """The tokens join the rows."""
+        if self.cache.length == self.cache.max_keys:
+            raise ValueError(f"the cache is full: it holds {self.cache.max_keys} keys")
+        self.tokens_B.copy_(tokens_B)
+        if self.is_recorded and self._graph is None:
+            self._record()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.logits_BV = self._next()
+        self.stop_B.add_(1)
+        self.slot.add_(1)
+        self.cache.length += 1
+        return self.logits_BV
+
+    def _record(self) -> None:
+        """What is run meanwhile writes the slot that the first replay writes again."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                self._next()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.logits_BV = self._next()
+        self._graph = graph
+
+    def _next(self) -> Tensor:
+        config = self.model.config
+        stop_B = self.stop_B + 1
+        start_B = self.start_B
+        if config.window is not None:
+            start_B = torch.maximum(start_B, stop_B - config.window)
+        num_keys_B1 = (stop_B - start_B).unsqueeze(-1)
+        tables = self.model.rotary((stop_B - 1 - self.start_B).unsqueeze(-1))
+        x_B1C = F.embedding(self.tokens_B, self.model.embedding.weight).unsqueeze(1)
+        x_B1C = x_B1C.to(self.norm.dtype)
+        for layer, (block, weights) in enumerate(zip(self.model.blocks, self.weights, strict=True)):
+            attention: SelfAttention = block.attention  # pyright: ignore
+            h_B1C = _normed(x_B1C, weights.attention_norm, config.norm_eps)
+            q, k, v = attention.joined_heads(F.linear(h_B1C, weights.qkv), num_keys_B1, *tables)
+            keys, values = self.cache.room(layer)
+            keys.index_copy_(2, self.slot, k)
+            values.index_copy_(2, self.slot, v)
+            out = decode_attention(q, keys, values, start_B, stop_B)
+            x_B1C = x_B1C + F.linear(out.transpose(1, 2).flatten(-2), weights.out)
+            h_B1C = _normed(x_B1C, weights.ff_norm, config.norm_eps)
+            gate, up = F.linear(h_B1C, weights.gate_and_up).chunk(2, dim=-1)
+            x_B1C = x_B1C + F.linear(F.silu(gate) * up, weights.down)
+        return F.linear(_normed(x_B1C, self.norm, config.norm_eps), self.head)[:, 0]
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def decoder_kind(name: str, device: torch.device) -> type[PlainDecoder]:
+    """By its name; a name is a promise."""
+    kinds = {"auto": PlainDecoder, "plain": PlainDecoder, "recorded": RecordedDecoder}
+    if name not in kinds:
+        raise ValueError(f"decoder must be one of {', '.join(kinds)}, got {name!r}")
+    if name == "recorded" and device.type != "cuda":
+        raise ValueError(f"decoder='recorded' needs CUDA, got {device}; pass decoder='plain'")
+    return kinds[name]

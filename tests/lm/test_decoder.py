@@ -1,0 +1,86 @@
+"""The recorded decoder against the plain one, step by step, prompts of unequal length."""
+
+import pytest
+import torch
+
+from ssmax.lm import LM, LMConfig
+from ssmax.lm import decoder as decoders
+from ssmax.lm.sampling import left_padded
+from ssmax.nn import RULES
+
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12]]
+CASES = {
+    "grouped heads": {"num_key_heads": 2},
+    "norms": {"qk_norm": True},
+    "window": {"window": 5},
+    "half rotated": {"rotary_width": 4},
+} | {rule: {"rule": rule} for rule in RULES}
+
+
+def make(device="cpu", dtype=torch.float64, **changes):
+    torch.manual_seed(0)
+    values = {"num_layers": 2, "num_heads": 4, "width": 32, "ff_width": 48, "vocab_size": 61,
+              "train_length": 64, "rule": "ssmax", **changes}  # fmt: skip
+    model = LM(LMConfig(**values)).to(device, dtype).eval()
+    for name, parameter in model.named_parameters():
+        # Large enough for attention to matter, so that a wrong n shows.
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, std=0.3)
+        elif "norm" in name or "ssmax" in name:
+            torch.nn.init.uniform_(parameter, 0.3, 1.0)
+    return model
+
+
+def both(model, *, is_recorded, steps=9):
+    """Logits of every step, of the plain decoder and of the other, fed the same tokens."""
+    tokens_BT, keep_BT = left_padded(PROMPTS, 61, model.embedding.weight.device)
+    room = {"batch": len(PROMPTS), "max_keys": tokens_BT.shape[1] + steps}
+    plain = decoders.PlainDecoder(model, **room)
+    other = decoders.RecordedDecoder(model, **room, is_recorded=is_recorded)
+    pairs = [(plain.start(tokens_BT, keep_BT), other.start(tokens_BT, keep_BT))]
+    for _ in range(steps):
+        chosen_B = pairs[-1][0].argmax(-1)
+        pairs.append((plain.step(chosen_B), other.step(chosen_B).clone()))
+    return pairs, other
+
+
+@pytest.mark.filterwarnings("ignore:the probe's table ends")
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_that_of_the_plain_decoder(name):
+    pairs, _ = both(make(**CASES[name]), is_recorded=False)
+    for plain, other in pairs:
+        torch.testing.assert_close(other, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_a_full_cache_says_so():
+    _, decoder = both(make(), is_recorded=False)
+    with pytest.raises(ValueError, match="the cache is full: it holds 16 keys"):
+        decoder.step(torch.tensor([1, 2, 3]))
+
+
+def test_a_decoder_has_a_name_and_a_device():
+    model = make()
+    with pytest.raises(ValueError, match="decoder must be one of auto, plain, recorded, got"):
+        model.generate([[1]], 2, decoder="quick")
+    with pytest.raises(ValueError, match="needs CUDA, got cpu; pass decoder='plain'"):
+        model.generate([[1]], 2, decoder="recorded")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_is_the_step(name):
+    pairs, _ = both(make("cuda", torch.float32, **CASES[name]), is_recorded=True)
+    for plain, other in pairs:
+        torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_autocast_narrows_the_weights_once():
+    model = make("cuda", torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        pairs, decoder = both(model, is_recorded=True)
+    assert decoder.weights[0].qkv.dtype == torch.bfloat16
+    exact = [x for x, _ in both(make("cuda"), is_recorded=False)[0]]
+    for (plain, other), true in zip(pairs[:1], exact, strict=False):
+        error, allowed = ((x.double() - true).abs().max() for x in (other, plain))
+        assert error <= 4 * allowed

@@ -8,7 +8,7 @@ PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures tiny clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures licences tiny clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,10 +54,13 @@ bench: $(READY)  ## cost of SSMax on this machine, against what a user would pic
 	"$(BIN)/python" benchmarks/attention_cost.py
 
 docs: $(READY)  ## the site into build/site; a warning is an error
-	"$(BIN)/mkdocs" build
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
 
 pictures: $(READY)  ## docs/pictures anew, from what is computed
 	"$(BIN)/python" tools/pictures.py
+
+licences: $(READY)  ## docs/licences.md anew, from the metadata of what is installed
+	"$(BIN)/python" tools/licences.py
 
 tiny: $(READY)  ## train the runs that come with the package anew, in build/tiny
 	"$(BIN)/python" tools/tiny.py build/tiny

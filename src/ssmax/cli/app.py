@@ -10,18 +10,20 @@ import typer
 
 from ssmax.tiny import is_shipped, run_folder
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax: the library's models, trained and tried from the command line.",
 )
-evaluate_app = typer.Typer(
+evaluate_app: typer.Typer = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What the paper measures, of a run."
 )
 app.add_typer(evaluate_app, name="evaluate")
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Text to tokens.")
+data_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Text to tokens."
+)
 app.add_typer(data_app, name="data")
 
 A_RUN = "A run's folder; or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package."

@@ -32,6 +32,20 @@ class SelfAttention(nn.Module):
     >>> y_BTC = attention(x_BTC)
     """
 
+    num_heads: int
+    num_key_heads: int
+    head_width: int
+    window: Window
+    is_causal: bool
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: HeadNorm | nn.Identity
+    k_norm: HeadNorm | nn.Identity
+    rotary: RotaryEmbedding
+    ssmax: SSMaxScale
+
     def __init__(
         self,
         width: int,

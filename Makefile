@@ -8,7 +8,7 @@ PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures licences tiny clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,6 +64,9 @@ licences: $(READY)  ## docs/licences.md anew, from the metadata of what is insta
 
 tiny: $(READY)  ## train the runs that come with the package anew, in build/tiny
 	"$(BIN)/python" tools/tiny.py build/tiny
+
+release-check: $(READY)  ## wheel and sdist, tried in an environment of their own
+	"$(BIN)/python" tools/release_check.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

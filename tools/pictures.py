@@ -1,6 +1,6 @@
-"""Draw docs/pictures: who sees which keys, and n, case by case. `make pictures` writes them anew.
+"""Draw docs/pictures: who sees which keys, and n, case by case; and figure 1. `make pictures`.
 
-Both come from ssmax.ops.visible, so a picture cannot differ from what is computed.
+What is seen comes from ssmax.ops.visible, so a picture cannot differ from what is computed.
 """
 
 from pathlib import Path
@@ -10,6 +10,8 @@ import torch
 
 from ssmax import visible_keys
 from ssmax.ops.visible import visibility
+from ssmax.report.figures import figure1
+from ssmax.report.style import as_svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 CELL, GAP, LEFT, TOP = 22, 3, 66, 40
@@ -79,6 +81,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, case in CASES.items():
         (FOLDER / f"{name}.svg").write_text(picture(case))
+    (FOLDER / "fading.svg").write_text(as_svg(figure1()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from ssmax.train.pretraining import Windows
 from ssmax.train.recipes import configured, quick
 from ssmax.train.world import joined_world
 
+ROOT = Path(__file__).parent.parent.parent
 MADE = json.loads((RUNS / "runs.json").read_text())
 
 
@@ -87,3 +90,36 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     (tmp_path / "tiny-a").mkdir()
     assert str(run_folder("tiny-a")) == "tiny-a"
     assert run_folder("tiny-b").is_dir()
+
+
+def quoted(page):
+    """The tables of a page as rows of cells; an empty first cell is the one above it."""
+    rows = []
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2].startswith(("0.", "3.", "4.")):
+            rows.append([cells[0] or rows[-1][0], *cells[1:]])
+    return rows
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_page_on_long_contexts_come_out_again(home, monkeypatch, capsys):
+    if MADE["text"] != f"embedded {embedded_version()}":
+        pytest.skip("measured on the text of another version of Python")
+    monkeypatch.chdir(home)
+    rows = quoted("long-contexts.md")
+    assert len(rows) == 15
+    for theta, place, *wanted in rows:
+        for run, number in zip("ab", wanted, strict=True):
+            options = ["--theta", theta.replace(",", ""), "--results", "long"]
+            if "to" in place:
+                typed = f"evaluate position-loss tiny-{run} --length 1024 --documents 16"
+                start = place.split()[0]
+                found = rf"positions +{start} to .*loss ([\d.]+)"
+            else:
+                typed = f"evaluate needle tiny-{run}-qa --length {place} --depths 5 --trials 10"
+                options += ["--digits", "4"]
+                found = r"whole number ([\d.]+)"
+            assert app.run([*typed.split(), *options]) == 0
+            measured = re.search(found, capsys.readouterr().out)[1]
+            assert float(measured) == pytest.approx(float(number), abs=0.0006), (theta, place, run)

@@ -41,8 +41,8 @@ class SelfAttention(nn.Module):
     k_proj: nn.Linear
     v_proj: nn.Linear
     o_proj: nn.Linear
-    q_norm: HeadNorm | nn.Identity
-    k_norm: HeadNorm | nn.Identity
+    q_norm: nn.Module
+    k_norm: nn.Module
     rotary: RotaryEmbedding
     ssmax: SSMaxScale
 

@@ -8,7 +8,7 @@ PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
-	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,export,serve,testing,dev]'
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,export,serve,testing,docs,dev]'
 	touch $(READY)
 
 reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick)
@@ -52,6 +52,21 @@ bench: $(READY)  ## cost of SSMax on this machine, against what a user would pic
 	test -d $(PEERS) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(PEERS) scalable-softmax==0.1.5
 	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 PYTHONPATH=$(PEERS) \
 	"$(BIN)/python" benchmarks/attention_cost.py
+
+docs: $(READY)  ## the site into build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
+
+pictures: $(READY)  ## docs/pictures anew, from what is computed
+	"$(BIN)/python" tools/pictures.py
+
+licences: $(READY)  ## docs/licences.md anew, from the metadata of what is installed
+	"$(BIN)/python" tools/licences.py
+
+tiny: $(READY)  ## train the runs that come with the package anew, in build/tiny
+	"$(BIN)/python" tools/tiny.py build/tiny
+
+release-check: $(READY)  ## wheel and sdist, tried in an environment of their own
+	"$(BIN)/python" tools/release_check.py
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

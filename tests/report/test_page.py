@@ -10,7 +10,7 @@ import pytest
 
 from ssmax.report import figures
 from ssmax.report.figures import figure3_input, softmax_output_of_last
-from ssmax.report.page import MISSING, page, write_page
+from ssmax.report.page import MISSING, explorer_page, page, write_page
 from ssmax.report.page_tables import MAX_ROWS, number, thin
 from ssmax.report.style import LOOKS, as_svg
 
@@ -562,3 +562,11 @@ def test_a_page_with_nothing_measured_works(visit, tmp_path):
     assert tab.locator("#figure-1 .series .line").count() == 2
     assert tab.locator("#figure-5 .missing").is_visible()
     assert tab.locator("#explorer-ssmax").text_content() != ""
+
+
+def test_the_explorer_works_alone(visit, tmp_path):
+    (tmp_path / "explorer.html").write_text(explorer_page())
+    tab = visit((tmp_path / "explorer.html").as_uri())
+    before = tab.locator("#explorer-ssmax").text_content()
+    slide(tab, "s", 0.05)
+    assert tab.locator("#explorer-ssmax").text_content() != before

@@ -8,20 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
+from ssmax.tiny import is_shipped, run_folder
+
+app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax: the library's models, trained and tried from the command line.",
 )
-evaluate_app = typer.Typer(
+evaluate_app: typer.Typer = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What the paper measures, of a run."
 )
 app.add_typer(evaluate_app, name="evaluate")
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Text to tokens.")
+data_app: typer.Typer = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Text to tokens."
+)
 app.add_typer(data_app, name="data")
 
+A_RUN = "A run's folder; or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package."
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4.")
@@ -231,7 +236,10 @@ def convert(
 @app.command()
 def export(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A run, or the folder of a converted model.")
+        Path,
+        typer.Argument(
+            metavar="MODEL", parser=run_folder, help="A run, or the folder of a converted model."
+        ),
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
     to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
@@ -341,7 +349,9 @@ def finetune(
     base: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="The run whose model learns to answer; with --hf a converted model."
+            metavar="RUN",
+            parser=run_folder,
+            help="The run whose model learns to answer; with --hf a converted model.",
         ),
     ],
     hf: Annotated[
@@ -378,6 +388,7 @@ def finetune(
 
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
+    from ssmax.cli.prepare import text_of_shipped
     from ssmax.train import finetune as run_finetuning
     from ssmax.train import finetune_converted, joined_world
 
@@ -389,7 +400,10 @@ def finetune(
     if only_ssmax:
         changes["model.only_ssmax"] = True
     suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
-    folder = (runs or (Path("runs") if hf else base.parent)) / (name or base.name + suffix)
+    if is_shipped(base):
+        text_of_shipped(base)
+    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    folder = (runs or beside) / (name or base.name + suffix)
     with joined_world(device) as world:
         if hf:
             outcome = finetune_converted(
@@ -444,7 +458,7 @@ def _ended(outcome, folder: Path, go_on: str, then: str | None = None) -> int:
 
 @app.command()
 def generate(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", parser=run_folder, help=A_RUN)],
     prompts: Annotated[list[str], typer.Argument(help="One or more texts to continue.")],
     max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
@@ -494,7 +508,7 @@ def generate(
             print(f"{prompt}{tokenizer.decode(row)}\n---")
 
 
-RunFolder = Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder.")]
+RunFolder = Annotated[Path | None, typer.Argument(metavar="[RUN]", parser=run_folder, help=A_RUN)]
 Hf = Annotated[
     list[str] | None,
     typer.Option("--hf", metavar="MODEL", help="A folder or a name on the Hub; may be repeated."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmax.cli.prepare import default_text
+from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.records import to_json_line
@@ -61,8 +61,9 @@ class Models:
         An adapter's base is measured without it first.
         """
         if self.run is not None:
+            data = self.data or text_of_shipped(self.run, is_shown=not self.as_json)
             yield Measurement.of_run(
-                self.run, data=self.data, theta=self.theta, rule=self.rule, results=self.results,
+                self.run, data=data, theta=self.theta, rule=self.rule, results=self.results,
                 device=self.device,
             )  # fmt: skip
             return

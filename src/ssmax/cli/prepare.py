@@ -6,6 +6,8 @@ from pathlib import Path
 from ssmax.data.preparation import Prepared, Progress, prepare
 from ssmax.data.shards import INDEX
 from ssmax.data.tasks import TRAIN
+from ssmax.tiny import is_shipped
+from ssmax.train import read_run_config
 from ssmax.train.recipes import DEFAULT_TEXT
 from ssmax.train.watch import LiveLine
 
@@ -45,7 +47,14 @@ def prepare_shown(
     return done
 
 
-def default_data(recipe: str) -> Path:
+def text_of_shipped(run: Path, *, is_shown: bool = True) -> Path | None:
+    """The text of a run that comes with the package, prepared where missing; others have theirs."""
+    if not is_shipped(run):
+        return None
+    return default_data(read_run_config(run).run.recipe, is_shown=is_shown)
+
+
+def default_data(recipe: str, *, is_shown: bool = True) -> Path:
     """The tokens that a recipe takes when it is given none, prepared where they are missing."""
     source, tokenizer = DEFAULT_TEXT[recipe]
     name = source.rsplit("/", 1)[-1].lower()
@@ -57,8 +66,11 @@ def default_data(recipe: str) -> Path:
             f"{folder} is not prepared yet; before several ranks start, run: "
             f"ssmax data prepare {source} {folder} --tokenizer {tokenizer}"
         )
-    print(f"no --data given: preparing {source!r} in {folder}, once")
-    prepare_shown(source, folder, tokenizer=tokenizer)
+    if is_shown:
+        print(f"no --data given: preparing {source!r} in {folder}, once")
+        prepare_shown(source, folder, tokenizer=tokenizer)
+    else:
+        prepare(source, folder, tokenizer=tokenizer)
     return folder
 
 

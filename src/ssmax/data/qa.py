@@ -125,6 +125,10 @@ class QuestionStream:
     may differ by a few rows; epoch e starts at the sample behind the last row of epoch e - 1.
     """
 
+    examples: Sequence[Example]
+    length: int
+    seed: int
+
     def __init__(self, examples: Sequence[Example], *, length: int, seed: int) -> None:
         if not examples:
             raise ValueError("a stream of questions needs at least one example")

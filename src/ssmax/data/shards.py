@@ -93,11 +93,11 @@ class ShardWriter:
     def __init__(
         self, path: str | Path, vocabulary: Vocabulary, origin: dict[str, Any] | None = None
     ) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         if self.path.suffix != SUFFIX:
             raise ValueError(f"the name of a shard ends in {SUFFIX}, got {self.path}")
         self.vocabulary = vocabulary
-        self.num_tokens = 0
+        self.num_tokens: int = 0
         self._starts = array("q")
         self._digest = hashlib.sha256()
         # The block is laid out before its numbers are known, so room is left for the largest.
@@ -186,7 +186,7 @@ class Shard:
     """int64: where each document starts in tokens."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         self.header, self._block_length = _read_block(self.path)
         dtype = _DTYPES[self.header.dtype]
         starts_at, size = _layout(self.header, self._block_length)
@@ -274,7 +274,8 @@ class ShardSet:
         entries: Sequence[_Entry],
         details: dict[str, Any],
     ) -> None:
-        self.folder, self.vocabulary, self.details = folder, vocabulary, details
+        self.folder: Path = folder
+        self.vocabulary, self.details = vocabulary, details
         self._entries = entries
         self._token_bounds = _bounds(entry.num_tokens for entry in entries)
         self._document_bounds = _bounds(entry.num_documents for entry in entries)

@@ -21,6 +21,10 @@ class TokenStream:
     num_windows: int
     """Window i is the tokens from i * length, length + 1 of them: inputs and targets overlap."""
 
+    shards: ShardSet
+    length: int
+    seed: int
+
     def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
         if length < 1:
             raise ValueError(f"length must be at least 1, got {length}")

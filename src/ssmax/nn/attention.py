@@ -25,6 +25,20 @@ class SelfAttention(nn.Module):
     >>> y_BTC = attention(x_BTC)
     """
 
+    num_heads: int
+    num_key_heads: int
+    head_width: int
+    window: Window
+    is_causal: bool
+    q_proj: nn.Linear
+    k_proj: nn.Linear
+    v_proj: nn.Linear
+    o_proj: nn.Linear
+    q_norm: nn.Module
+    k_norm: nn.Module
+    rotary: RotaryEmbedding
+    ssmax: SSMaxScale
+
     def __init__(
         self,
         width: int,

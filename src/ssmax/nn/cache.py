@@ -19,7 +19,7 @@ class KVCache:
     def __init__(self, num_layers: int) -> None:
         if num_layers < 1:
             raise ValueError(f"num_layers must be at least 1, got {num_layers}")
-        self.length = 0
+        self.length: int = 0
         self.max_keys: int | None = None
         self._keys: list[Tensor | None] = [None] * num_layers
         self._values: list[Tensor | None] = [None] * num_layers

@@ -98,7 +98,7 @@ class ProbeTable(_KeepsFloat32):
     def __init__(self, train_length: int) -> None:
         super().__init__()
         rules.check_length(train_length)
-        self.p = nn.Parameter(torch.empty(train_length, dtype=torch.float32))
+        self.p: nn.Parameter = nn.Parameter(torch.empty(train_length, dtype=torch.float32))
         self._has_warned = False
         self.reset_parameters()
 
@@ -184,7 +184,7 @@ class SSMaxScale(_KeepsFloat32):
             setattr(self, name, nn.Parameter(torch.empty(num_heads, dtype=torch.float32)))
         if rule == "probe":
             assert train_length is not None
-            self.table = ProbeTable(train_length) if table is None else None
+            self.table: ProbeTable | None = ProbeTable(train_length) if table is None else None
             # In a tuple, so that a table shared by the layers is registered by its owner alone.
             self._shared_table = (table,)
         self.reset_parameters()

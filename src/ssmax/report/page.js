@@ -501,5 +501,5 @@ function claims() {
 root.dataset.js = "";
 for (const box of document.querySelectorAll("[data-plot]")) PLOTS[box.dataset.plot](box);
 explorer();
-theme();
-claims();
+if (document.getElementById("theme")) theme();
+if (document.getElementById("open-claims")) claims();

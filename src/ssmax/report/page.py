@@ -1,6 +1,7 @@
 """The study as one HTML file that works from disk: verdicts, figures, explorer, provenance."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from ssmax.report.page_tables import (
     scales_table,
     table,
 )
+from ssmax.report.style import look
 
 MISSING = "not measured in this study"
 
@@ -76,7 +78,26 @@ def write_page(payload: Mapping[str, Any], path: Path) -> None:
 
 def page(payload: Mapping[str, Any]) -> str:
     """The whole page; the same payload gives the same bytes."""
-    style = asset("page.css")
+    sections = (
+        _header(payload),
+        _claims(payload["claims"]),
+        _figures(payload),
+        _scales(payload),
+        _explorer(),
+        _fading(payload),
+        _provenance(payload),
+    )
+    return _document(payload["title"], _nav(), sections, payload)
+
+
+def explorer_page() -> str:
+    """The explorer alone, for other pages to hold."""
+    looks = {name: dataclasses.asdict(look(name)) for name in ("a", "b")}
+    return _document("Softmax and SSMax", "", [_explorer()], {"looks": looks})
+
+
+def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[str, Any]) -> str:
+    style, content = asset("page.css"), "\n".join(sections)
     # In a function of its own, for its names to meet no others in the browser.
     script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -93,20 +114,14 @@ def page(payload: Mapping[str, Any]) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{escape(payload["title"])}</title>
+<title>{escape(title)}</title>
 <link rel="icon" href="data:,">
 <style>{style}</style>
 </head>
 <body>
-{_nav()}
+{nav}
 <main>
-{_header(payload)}
-{_claims(payload["claims"])}
-{_figures(payload)}
-{_scales(payload)}
-{_explorer()}
-{_fading(payload)}
-{_provenance(payload)}
+{content}
 </main>
 <script type="application/json" id="payload">{_embedded(payload)}</script>
 <script>{script}</script>

@@ -58,11 +58,11 @@ class SideBySide:
                 f"{folder} holds no results: {', '.join(FILES)} are what ssmax evaluate writes"
             )
         every: list[Any] = [record for records in found.values() for record in records]
-        self.runs = list(dict.fromkeys(record.run for record in every))
-        self.losses = _newest(found.get("position_loss.jsonl", []))
-        self.trials = _newest(found.get("needle.jsonl", []))
-        self.scores = _newest(found.get("needle_score.jsonl", []))
-        self.fading = _newest(found.get("fading.jsonl", []))
+        self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
+        self.losses: dict[str, list[PositionLoss]] = _newest(found.get("position_loss.jsonl", []))
+        self.trials: dict[str, list[NeedleTrial]] = _newest(found.get("needle.jsonl", []))
+        self.scores: dict[str, list[NeedleScore]] = _newest(found.get("needle_score.jsonl", []))
+        self.fading: dict[str, list[Fading]] = _newest(found.get("fading.jsonl", []))
 
     def rows(self) -> list[Row]:
         """What there is to compare."""

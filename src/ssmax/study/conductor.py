@@ -75,13 +75,18 @@ class Conductor:
         workers: int,
         expected: float,
     ) -> None:
-        self.folder, self.jobs, self.command, self.workers = folder, jobs, command, workers
+        self.folder: Path = folder
+        self.jobs: Sequence[Job] = jobs
+        self.command: Callable[[Job], list[str]] = command
+        self.workers: int = workers
         self.expected = expected
-        self.is_done = {job.name for job in jobs if seconds_taken(folder, job) is not None}
+        self.is_done: set[str] = {
+            job.name for job in jobs if seconds_taken(folder, job) is not None
+        }
         self.failed: dict[str, str] = {}
-        self.tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
-        self.line = LiveLine()
-        self.is_stopping = False
+        self.tally: Tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
+        self.line: LiveLine = LiveLine()
+        self.is_stopping: bool = False
 
     def run(self) -> bool:
         """All of it; False where a signal ended it early. Failures are in `failed`."""

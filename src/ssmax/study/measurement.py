@@ -1,7 +1,7 @@
 """A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class Measurement:
             config=config, device=str(self.device), seed=int(options.get("seed", 0))
         )
 
-    def precision(self):
+    def precision(self) -> AbstractContextManager[Any]:
         """As the model was trained, on a GPU."""
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._is_narrow else nullcontext()
 

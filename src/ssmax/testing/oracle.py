@@ -4,6 +4,8 @@ n**(s z) is evaluated in float64. Slow on purpose; there is nothing here to get 
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -68,7 +70,7 @@ def oracle_attention(
     num_keys: int | Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **visibility,
+    **visibility: Any,
 ) -> Tensor:
     """n**(s z) / sum of n**(s z), times v, in float64; with a bias, n**(s z) exp(b z)."""
     q, k, v = (x.double() for x in (q, k, v))
@@ -95,7 +97,7 @@ def naive_attention(
     num_keys: int | Tensor | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,
-    **visibility,
+    **visibility: Any,
 ) -> Tensor:
     """Explicit logits in the dtype of q: its error against the oracle is the budget of the rest.
 

@@ -1,5 +1,7 @@
 """A watch over memory: the largest tensor that any operation makes."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -7,9 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class LargestTensor(TorchDispatchMode):
     """`with LargestTensor() as watch:` ... `watch.elements`, counted by storage, not by view."""
 
-    elements = 0
+    elements: int = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run the operation and look at what it made."""
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else [out]:

@@ -1,0 +1,177 @@
+"""The site builds without a warning, and what the pages say of the code is so."""
+
+import ast
+import html.parser
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import licences
+import pictures
+import ssmax
+from ssmax.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+class Links(html.parser.HTMLParser):
+    """What a page loads and what it leads to, and the names that others can lead to."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.loads, self.leads, self.names = [], [], set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.names.add(values.get("id"))
+        if tag in ("script", "img", "iframe") and "src" in values:
+            self.loads.append(values["src"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon"):
+            self.loads.append(values["href"])
+        if tag == "a" and "href" in values:
+            self.leads.append(values["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+    return {
+        page.relative_to(folder).as_posix(): Links(page) for page in folder.rglob("*.html")
+    }, folder
+
+
+def test_every_link_of_the_site_leads_somewhere(site):
+    pages, folder = site
+    for name, page in pages.items():
+        if name == "404.html":
+            continue  # served from anywhere, so its links start at the root
+        for link in page.leads:
+            if re.match(r"https?:|mailto:", link):
+                continue
+            target, _, part = link.partition("#")
+            path = (folder / name).parent / target if target else folder / name
+            assert path.exists(), f"{name}: {link}"
+            if part and path.suffix == ".html":
+                there = pages[path.resolve().relative_to(folder.resolve()).as_posix()]
+                assert part in there.names, f"{name}: {link}"
+
+
+def test_no_page_asks_another_server_for_anything(site):
+    pages, folder = site
+    for name, page in pages.items():
+        for load in page.loads:
+            assert not re.match(r"(https?:)?//", load), f"{name}: {load}"
+            if name != "404.html" and not load.startswith("data:"):
+                assert ((folder / name).parent / load.partition("?")[0]).exists(), f"{name}: {load}"
+
+
+def test_the_explorer_is_on_the_first_page(site):
+    pages, _ = site
+    assert "explorer.html" in pages["index.html"].loads
+    assert "explorer-plot" in pages["explorer.html"].names
+
+
+@pytest.mark.parametrize("name", pictures.CASES)
+def test_a_picture_is_what_is_computed(name):
+    drawn = pictures.picture(pictures.CASES[name])
+    assert (pictures.FOLDER / f"{name}.svg").read_text() == drawn, "write it anew: make pictures"
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs" / "api.md").read_text()
+    listed = {line.rsplit(".", 1)[1] for line in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    for room in ("", ".nn", ".lm", ".hf", ".data", ".train", ".eval", ".serve", ".testing"):
+        module = importlib.import_module(f"ssmax{room}")
+        missing = set(module.__all__) - listed - set(ssmax._ROOMS)
+        assert not missing, f"ssmax{room}: {missing}"
+
+
+def spoken() -> str:
+    """Every string of the sources, f-strings with their values left out."""
+    strings = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+                strings.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                strings.append(node.value)
+    return "\n".join(strings)
+
+
+def test_messages_of_the_troubleshooting_page_are_real():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    assert len(messages) > 30
+    said = spoken()
+    assert [message for message in messages if message not in said] == []
+
+
+def commands() -> list:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words and words[0].endswith("ssmax"):
+                    found.append(pytest.param(words[1:], id=f"{page.name} {' '.join(words)}"))
+    return found
+
+
+@pytest.mark.parametrize("words", commands())
+def test_a_command_of_the_pages_is_one(words):
+    """As far as it is read: its verb, its options and its arguments are there."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words[0]]
+        words = words[1:]
+    command.make_context("ssmax", list(words))
+
+
+def test_every_dependency_has_its_licence():
+    def packages(text):
+        return re.findall(r"^\| \S+ \| (\S+) \|", text, re.MULTILINE)
+
+    table = (ROOT / "docs" / "licences.md").read_text()
+    assert packages(table) == packages(licences.table()), "write it anew: make licences"
+    assert "not stated" not in table
+
+
+def test_nothing_unpickles_and_no_remote_code_is_trusted():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
+                assert not {"pickle", "marshal", "shelve"} & set(names), path
+            if isinstance(node, ast.Call):
+                assert ast.unparse(node.func) not in ("torch.load", "eval", "exec"), path
+                for keyword in node.keywords:
+                    is_trusted = keyword.arg == "trust_remote_code" and ast.unparse(keyword.value)
+                    assert is_trusted in (False, "False"), path
+
+
+def test_import_warns_of_nothing_and_loads_no_torch():
+    code = "import sys, ssmax; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n" and done.stderr == ""
+    code = "import ssmax.nn, ssmax.lm, ssmax.ops.attention, ssmax.data, ssmax.records, ssmax.eval"
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,125 @@
+"""The runs that come with the package are what their records say, and serve wherever a run does."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ssmax.cli import app
+from ssmax.data.embedded import embedded_version
+from ssmax.data.preparation import prepare
+from ssmax.data.shards import ShardSet
+from ssmax.data.tasks import VALIDATION
+from ssmax.records import config_hash
+from ssmax.tiny import NAMES, RUNS, run_folder
+from ssmax.train import load_run_model, read_run_config
+from ssmax.train.finetuning import HIDDEN, _examples, question_rows
+from ssmax.train.loop import validation_loss
+from ssmax.train.parallel import build
+from ssmax.train.pretraining import Windows
+from ssmax.train.recipes import configured, quick
+from ssmax.train.world import joined_world
+
+ROOT = Path(__file__).parent.parent.parent
+MADE = json.loads((RUNS / "runs.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with the embedded text where every machine puts it."""
+    folder = tmp_path_factory.mktemp("home")
+    prepare("embedded", folder / "data" / "embedded-small", tokenizer="small")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_what_its_record_says(name):
+    folder = run_folder(name)
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    assert hashlib.sha256(weights).hexdigest() == MADE["runs"][name]["sha256"]
+    values = json.loads((folder / "config.json").read_text())
+    provenance = values.pop("provenance")
+    assert config_hash(values) == provenance["config_hash"]
+    assert load_run_model(folder).config == configured(quick(), name.split("-")[1]).model
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 2e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
+    monkeypatch.chdir(home)
+    folder = run_folder(name)
+    config = read_run_config(folder)
+    length, seed = config.model.train_length, config.data.seed
+    if config.data.base:
+        examples = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
+        _, samples = question_rows(examples, length=length, seed=seed)
+    else:
+        shards = ShardSet.open(home / config.data.folder / VALIDATION)
+        samples = Windows(shards, length=length, seed=seed)
+    with joined_world("cpu") as world:
+        loss = build(load_run_model(folder), config.run, world)
+        found = validation_loss(loss, samples, config, world)
+    recorded = json.loads((folder / "journal.jsonl").read_text().splitlines()[-1])
+    # Another version of Python has another text: other documents, as hard as these.
+    is_same_text = MADE["text"] == f"embedded {embedded_version()}"
+    assert found == pytest.approx(recorded["loss"], abs=1e-4 if is_same_text else 0.3)
+
+
+def test_every_verb_that_takes_a_run_takes_its_name(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    assert app.run(["generate", "tiny-b", "def __init__(self", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("def __init__(self")
+    typed = "evaluate needle tiny-b-qa --length 64 --depths 2 --trials 5 --digits 4"
+    assert app.run(typed.split()) == 0
+    found = capsys.readouterr().out
+    assert float(found.split("whole number ")[1].split()[0]) >= 0.8
+    typed = "evaluate position-loss tiny-a --length 100 --documents 2 --json"
+    assert app.run(typed.split()) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "tiny-a"
+    typed = "export tiny-b out --to hf --check-tokens 100"
+    assert app.run(typed.split()) == 0
+    short = "--set run.steps=2 --set run.batch_size=2 --set data.validation_windows=2"
+    assert app.run(f"finetune tiny-b {short}".split()) == 0
+    assert read_run_config(home / "runs" / "tiny-b-qa").data.base == str(run_folder("tiny-b"))
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-a").mkdir()
+    assert str(run_folder("tiny-a")) == "tiny-a"
+    assert run_folder("tiny-b").is_dir()
+
+
+def quoted(page):
+    """The tables of a page as rows of cells; an empty first cell is the one above it."""
+    rows = []
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2].startswith(("0.", "3.", "4.")):
+            rows.append([cells[0] or rows[-1][0], *cells[1:]])
+    return rows
+
+
+@pytest.mark.slow
+def test_the_numbers_of_the_page_on_long_contexts_come_out_again(home, monkeypatch, capsys):
+    if MADE["text"] != f"embedded {embedded_version()}":
+        pytest.skip("measured on the text of another version of Python")
+    monkeypatch.chdir(home)
+    rows = quoted("long-contexts.md")
+    assert len(rows) == 15
+    for theta, place, *wanted in rows:
+        for run, number in zip("ab", wanted, strict=True):
+            options = ["--theta", theta.replace(",", ""), "--results", "long"]
+            if "to" in place:
+                typed = f"evaluate position-loss tiny-{run} --length 1024 --documents 16"
+                start = place.split()[0]
+                found = rf"positions +{start} to .*loss ([\d.]+)"
+            else:
+                typed = f"evaluate needle tiny-{run}-qa --length {place} --depths 5 --trials 10"
+                options += ["--digits", "4"]
+                found = r"whole number ([\d.]+)"
+            assert app.run([*typed.split(), *options]) == 0
+            measured = re.search(found, capsys.readouterr().out)[1]
+            assert float(measured) == pytest.approx(float(number), abs=0.0006), (theta, place, run)

@@ -1,0 +1,56 @@
+"""Write docs/licences.md: what the package depends on, and under which licences. `make licences`.
+
+Read from the metadata of what is installed.
+"""
+
+import importlib.metadata as metadata
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+OUT = ROOT / "docs" / "licences.md"
+HEAD = """# Licences
+
+`ssmax` is under the Apache License 2.0. It copies no code of others; what it needs is installed
+beside it. Here is what each extra names, with the licence that the package itself states
+(`make licences`). Only torch is needed by all.
+
+| extra | package | licence |
+|---|---|---|
+"""
+
+
+def licence(package: str) -> str:
+    """As the metadata states it: an SPDX expression, else a classifier, else the first line."""
+    about = metadata.metadata(package)
+    if expression := about.get("License-Expression"):
+        return expression
+    classifiers = [
+        line.rsplit(" :: ", 1)[1]
+        for line in about.get_all("Classifier") or []
+        if line.startswith("License :: ") and line != "License :: OSI Approved"
+    ]
+    stated = (about.get("License") or "").strip().split("\n")[0]
+    return ", ".join(classifiers) or stated or "not stated"
+
+
+def table() -> str:
+    """One row for every dependency that pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    rows = []
+    for extra, requirements in groups.items():
+        for requirement in requirements:
+            name = re.match(r"[\w-]+", requirement)[0]
+            if name != "ssmax":
+                rows.append(f"| {extra or 'always'} | {name} | {licence(name)} |")
+    return HEAD + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    OUT.write_text(table())
+
+
+if __name__ == "__main__":
+    main()

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -92,8 +93,11 @@ def trainer_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) 
     return some_steps
 
 
-def decoder_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) -> Callable:
-    options = {"max_new_tokens": case.decoded, "min_new_tokens": case.decoded, "do_sample": False}
+def decoder_of(
+    model: transformers.PreTrainedModel, case: Case, tokens: Tensor, cache: str = "dynamic"
+) -> Callable:
+    options: dict[str, Any] = {"cache_implementation": cache}
+    options |= {"max_new_tokens": case.decoded, "min_new_tokens": case.decoded, "do_sample": False}
 
     def some_tokens() -> None:
         # The same lengths in every turn: cuDNN makes a plan for each, which takes longer than the
@@ -101,6 +105,11 @@ def decoder_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) 
         model.generate(tokens[:1], **options, pad_token_id=0, eos_token_id=None)
 
     return some_tokens
+
+
+def static_decoder_of(*arguments) -> Callable:
+    """Transformers compiles the step of a cache that does not grow, on a GPU."""
+    return decoder_of(*arguments, cache="static")
 
 
 def in_turns(runs: dict[str, Callable], synchronize: Callable[[], None]) -> dict[str, list[float]]:
@@ -123,6 +132,7 @@ def measure(case: Case, device: str, provenance: Provenance) -> list[BenchmarkRo
     rows = []
     for mode, make, count in (
         ("decode a token", decoder_of, case.decoded),
+        ("decode a token, static cache, compiled", static_decoder_of, case.decoded),
         ("train a step", trainer_of, case.steps),
     ):
         runs = {name: make(model, case, tokens) for name, model in models.items()}
@@ -133,7 +143,7 @@ def measure(case: Case, device: str, provenance: Provenance) -> list[BenchmarkRo
             ratio = each / base
             shape = f"{case.name} B{case.batch if 'train' in mode else 1} T{case.tokens}"
             print(
-                f"{shape:26} {mode:16} {name:36} {each / count:9.3f} ms  x {ratio:.4f}", flush=True
+                f"{shape:26} {mode:40} {name:36} {each / count:9.3f} ms  x {ratio:.4f}", flush=True
             )
             rows.append(
                 BenchmarkRow(

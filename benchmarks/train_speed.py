@@ -42,7 +42,6 @@ PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "our
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
 RULES = {PLAIN: "softmax", SOFTMAX: "softmax", SSMAX: "ssmax", WIDE: "ssmax", LEAN: "ssmax"}
 CHANGES = {WIDE: {"residual": "float32"}, LEAN: {"keep_activations": 0.85}}
-TURNS = 2
 SEED = 0
 
 
@@ -194,6 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model")
     parser.add_argument("--batch", type=int, default=64, help="sequences of a step")
+    parser.add_argument("--turns", type=int, default=2, help="runs of each; the best counts")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
     parser.add_argument("--only", choices=list(RULES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -210,7 +210,7 @@ def main() -> None:
         return
     error = check_agreement()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
-    for _ in range(TURNS):
+    for _ in range(arguments.turns):
         for name in RULES:
             command = [sys.executable, __file__, "--only", name, "--batch", str(batch)]
             command += ["--quick"] if arguments.quick else []

@@ -40,6 +40,12 @@ class Graph(nn.Module):
             for heads, width in self.cache_shapes
         ]
 
+    def last(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Logits of the last token alone, (B, V), and the cache with the new tokens."""
+        raise NotImplementedError
+
 
 class NativeGraph(Graph):
     """Of ssmax.lm."""
@@ -57,6 +63,16 @@ class NativeGraph(Graph):
         cache = _TensorCache(past)
         logits = self.model(input_ids, cache=cache, key_padding_mask=attention_mask.bool())
         return logits, cache.tensors()
+
+    def last(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Of what is run here: the head reads one token, and rows without padding need no mask."""
+        cache, keep_BS = _TensorCache(past), attention_mask.bool()
+        hidden_BTC = self.model.hidden(
+            input_ids, cache=cache, key_padding_mask=None if bool(keep_BS.all()) else keep_BS
+        )
+        return self.model.head(hidden_BTC[:, -1]), cache.tensors()
 
 
 class _TensorCache(KVCache):
@@ -81,7 +97,9 @@ class ConvertedGraph(Graph):
                 "exported with their cache. The form hf keeps it"
             )
         self.model = model
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in parameters
+        self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
             cache = model(token, attention_mask=token, use_cache=True).past_key_values
@@ -95,18 +113,29 @@ class ConvertedGraph(Graph):
         self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Logits, and the cache with the new tokens."""
+        return self._run(input_ids, attention_mask, past, {})
+
+    def last(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Where the model can leave out the other tokens, it does."""
+        logits, present = self._run(input_ids, attention_mask, past, self.one_logit)
+        return logits[:, -1], present
+
+    def _run(
+        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor], options: dict[str, Any]
+    ) -> tuple[Tensor, list[Tensor]]:
         from transformers import DynamicCache
 
         cache = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        options = {}
         if self.takes_positions:
             place_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
             cached = past[0].shape[2]
             # Not a slice: torch would ask whether that is contiguous, and hold the graph to it.
             new_T = torch.arange(cached, cached + input_ids.shape[1], device=place_BS.device)
-            options["position_ids"] = place_BS[:, new_T]
+            options = {**options, "position_ids": place_BS[:, new_T]}
         logits = self.model(
             input_ids,
             attention_mask=attention_mask,

@@ -90,7 +90,7 @@ def is_idle(engine):
 
 
 class Slow:
-    """A decoder that takes its time, so that a test can be quicker; and that can be made to fail."""
+    """A decoder that takes its time, so that a test is quicker, and that fails when told."""
 
     def __init__(self, model, seconds=0.01):
         self.graph, self.seconds, self.fails = graph_of(model), seconds, False

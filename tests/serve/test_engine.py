@@ -39,8 +39,8 @@ def test_fifty_that_join_at_any_time_get_what_generate_gives_each_alone(changes)
         assert answers(engine, greedy(prompts, lengths), pause=0.002) == wanted
         # Several rows at a time, or nothing was tested.
         assert engine.totals.new_tokens > 3 * engine.totals.steps
-        assert is_idle(engine) and engine._keep_BS.shape == (0, 0)
-        assert all(tensor.numel() == 0 for tensor in engine._past)
+    assert is_idle(engine) and engine._keep_BS.shape == (0, 0)
+    assert all(tensor.numel() == 0 for tensor in engine._past)
 
 
 def converted(family):

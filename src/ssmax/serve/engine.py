@@ -55,11 +55,31 @@ class Request:
     """Text that ends the answer and is no part of it."""
 
 
+@dataclass(kw_only=True, slots=True)
+class Totals:
+    """What an engine has done so far."""
+
+    finished: Counter[str] = field(default_factory=Counter)
+    """Requests, by the reason of their end."""
+    refused: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    """Of decoding, each of which gives every row of the batch a token."""
+    first_token_seconds: float = 0.0
+    """From a request's arrival to its first token, in all."""
+    first_tokens: int = 0
+
+
 class Job:
     """A request on its way. `deliver` is called by the engine's thread and must not raise."""
 
     def __init__(
-        self, request: Request, language: Language, deliver: Callable[[Piece], None]
+        self,
+        request: Request,
+        language: Language,
+        totals: Totals,
+        deliver: Callable[[Piece], None],
     ) -> None:
         self.request = request
         self.tokens: list[int] = []
@@ -67,7 +87,7 @@ class Job:
         self.finish: Finish | None = None
         self.submitted = time.monotonic()
         self._is_cancelled = False
-        self._deliver, self._ends = deliver, language.ends
+        self._deliver, self._totals, self._ends = deliver, totals, language.ends
         self._speech = Speech(language.decode, request.stops)
         generator = torch.Generator()
         if request.seed is None:
@@ -91,6 +111,7 @@ class Job:
         if token in self._ends:
             return self.end("stop", self._speech.rest())
         self.tokens.append(token)
+        self._totals.new_tokens += 1
         text = self._speech.add(token)
         if self._speech.is_stopped:
             self.end("stop", text)
@@ -103,23 +124,8 @@ class Job:
     def end(self, finish: Finish, text: str = "") -> None:
         """The last piece."""
         self.finish = finish
+        self._totals.finished[finish] += 1
         self._deliver(Piece(text=text, finish=finish))
-
-
-@dataclass(kw_only=True, slots=True)
-class Totals:
-    """What an engine has done so far."""
-
-    finished: Counter[str] = field(default_factory=Counter)
-    """Requests, by the reason of their end."""
-    refused: int = 0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    steps: int = 0
-    """Of decoding, each of which gives every row of the batch a token."""
-    first_token_seconds: float = 0.0
-    """From a request's arrival to its first token, in all."""
-    first_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -194,7 +200,10 @@ class Engine:
         def to(index: int) -> Callable[[Piece], None]:
             return lambda piece: deliver(index, piece)
 
-        jobs = [Job(request, self.language, to(index)) for index, request in enumerate(requests)]
+        jobs = [
+            Job(request, self.language, self.totals, to(index))
+            for index, request in enumerate(requests)
+        ]
         with self._changed:
             if not self._is_open:
                 raise Busy("the server is shutting down")
@@ -232,7 +241,7 @@ class Engine:
     def _drop_cancelled(self) -> None:
         for job in self._all():
             if job.is_cancelled:
-                self._end(job, "cancelled")
+                job.end("cancelled")
         with self._changed:
             self._waiting = deque(job for job in self._waiting if job.finish is None)
         if self._reading is not None and self._reading.job.finish is not None:
@@ -257,9 +266,9 @@ class Engine:
             if reading.done < len(job.request.prompt):
                 return
             self._reading = None
-            self._go_on(job, logits_BV[0].float().cpu())
             self.totals.first_token_seconds += time.monotonic() - job.submitted
             self.totals.first_tokens += 1
+            job.go_on(logits_BV[0].float().cpu())
             if job.finish is None:
                 self._join(job, reading.past, mask)
         except Exception as error:
@@ -276,7 +285,7 @@ class Engine:
             logits_BV, self._past = self._decoder.last(tokens, self._keep_BS, self._past)
             self.totals.steps += 1
             for job, logits_V in zip(self._rows, logits_BV.float().cpu(), strict=True):
-                self._go_on(job, logits_V)
+                job.go_on(logits_V)
         except Exception as error:
             self._fail(self._rows, error)
         self._leave()
@@ -303,22 +312,11 @@ class Engine:
         self._keep_BS = keep_BS[:, first:]
         self._past = [rows[staying, :, first:] for rows in self._past]
 
-    def _go_on(self, job: Job, logits_V: Tensor) -> None:
-        before = len(job.tokens)
-        job.go_on(logits_V)
-        self.totals.new_tokens += len(job.tokens) - before
-        if job.finish is not None:
-            self.totals.finished[job.finish] += 1
-
-    def _end(self, job: Job, finish: Finish) -> None:
-        job.end(finish)
-        self.totals.finished[finish] += 1
-
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         self._report(error)
         for job in jobs:
             if job.finish is None:
-                self._end(job, "error")
+                job.end("error")
 
 
 def _widened(tensor: Tensor, size: int, dim: int) -> Tensor:

@@ -1,11 +1,12 @@
 """What OpenAI's clients send, checked, and what they are sent."""
 
+import json
 import time
 import uuid
 from typing import Annotated, Any, Literal
 
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from fastapi.responses import Response
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ssmax.serve.engine import Piece
 
@@ -21,7 +22,19 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None,),
     "tools": ([], None),
 }
-Stop = Annotated[str, Field(min_length=1)]
+
+
+def _whole(text: str) -> str:
+    """JSON can spell half a character, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"text must be Unicode, got {error.reason}") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+Stop = Annotated[str, Field(min_length=1), AfterValidator(_whole)]
 Token = Annotated[int, Field(ge=0)]
 
 
@@ -41,10 +54,11 @@ class ApiError(Exception):
         kind = "invalid_request_error" if status < 500 else "server_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def response(self) -> JSONResponse:
+    def response(self) -> Response:
         """As it is sent."""
         headers = {"Retry-After": "1"} if self.status == 503 else None
-        return JSONResponse(self.body, self.status, headers)
+        # In ASCII: what is quoted need not be Unicode.
+        return Response(json.dumps(self.body), self.status, headers, "application/json")
 
 
 class _Strict(BaseModel):
@@ -96,7 +110,7 @@ class Asked(_Strict):
 class CompletionAsked(Asked):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | list[Token] | list[list[Token]] = Field(min_length=1)
+    prompt: Text | list[Text] | list[Token] | list[list[Token]] = Field(min_length=1)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -110,14 +124,14 @@ class TextPart(_Strict):
     """A part of a message."""
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class MessageAsked(_Strict):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
 
     def as_dict(self) -> dict[str, str]:
         """What templates read; they know no developer."""

@@ -269,7 +269,7 @@ def serve(
         ),
     ],
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     name: Annotated[
         str | None, typer.Option(help="What clients call it; by default the folder's name.")
     ] = None,

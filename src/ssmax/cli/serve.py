@@ -43,39 +43,43 @@ def serve_shown(
 
     if api_key == "":
         raise ValueError("the API key is empty; leave it out to ask for none")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Taken before a large model is loaded: a port in use is known at once.
-    listening = _listen(host, port)
-    decoder, language, longest = load_served(folder, tokenizer, device)
-    most = LONGEST_USUAL if longest is None else min(LONGEST_USUAL, longest - max_new_tokens)
-    limits = Limits(
-        max_prompt_tokens=most if max_prompt_tokens is None else max_prompt_tokens,
-        max_new_tokens=max_new_tokens,
-    )
-    if longest is not None and limits.max_prompt_tokens + max_new_tokens > longest:
-        raise ValueError(
-            f"the model has learnt {longest} positions; --max-prompt-tokens and --max-new-tokens "
-            f"ask for {limits.max_prompt_tokens} + {max_new_tokens}"
+    with socket.create_server((host, port), family=family) as listening:
+        decoder, language, longest = load_served(folder, tokenizer, device)
+        most = LONGEST_USUAL if longest is None else min(LONGEST_USUAL, longest - max_new_tokens)
+        limits = Limits(
+            max_prompt_tokens=most if max_prompt_tokens is None else max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
         )
-    engine = Engine(
-        decoder,
-        language,
-        max_batch=max_batch,
-        max_waiting=max_waiting,
-        report=traceback.print_exception,
-    )
-    name = name or folder.resolve().name
-    app = application(engine, name=name, limits=limits, api_key=api_key)
-    config = uvicorn.Config(
-        app, log_level="warning", ws="none", timeout_graceful_shutdown=drain_seconds
-    )
-    where = listening.getsockname()
-    shown = f"[{where[0]}]" if ":" in where[0] else where[0]
-    print(f"{name}: http://{shown}:{where[1]}/v1, until Ctrl-C", flush=True)
-    if api_key is None and not ipaddress.ip_address(where[0]).is_loopback:
-        print("anyone who reaches this address can use it: --api-key asks for a key", flush=True)
-    # uvicorn raises the signal again once all is drained.
-    with contextlib.suppress(KeyboardInterrupt), listening:
-        uvicorn.Server(config).run(sockets=[listening])
+        if longest is not None and limits.max_prompt_tokens + max_new_tokens > longest:
+            raise ValueError(
+                f"the model has learnt {longest} positions; --max-prompt-tokens and "
+                f"--max-new-tokens ask for {limits.max_prompt_tokens} + {max_new_tokens}"
+            )
+        engine = Engine(
+            decoder,
+            language,
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            report=traceback.print_exception,
+        )
+        name = name or folder.resolve().name
+        app = application(engine, name=name, limits=limits, api_key=api_key)
+        config = uvicorn.Config(
+            app, log_level="warning", ws="none", timeout_graceful_shutdown=drain_seconds
+        )
+        _say_where(listening, name, has_key=api_key is not None)
+        # uvicorn raises the signal again once all is drained.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:
+    host, port = listening.getsockname()[:2]
+    print(f"{name}: http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    if not has_key and not ipaddress.ip_address(host).is_loopback:
+        print("anyone who reaches this address can use it; --api-key asks for a key", flush=True)
 
 
 def load_served(
@@ -127,11 +131,3 @@ def _language(
         f"{folder} holds no {FILE}, so that its tokens cannot be read; give --tokenizer, a name "
         "or a path"
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except (socket.gaierror, OverflowError) as error:
-        raise ValueError(f"--host {host} --port {port} is no address: {error}") from None

@@ -12,6 +12,7 @@ from ssmax.serve.decoders import FileDecoder
 from ssmax.serve.engine import CHUNK, Busy, Request
 from ssmax.serve.graphs import graph_of
 from ssmax.serve.language import Language
+from ssmax.serve.past import Past
 
 # As wide as the small models', so that any token is one.
 NUMBERS = Language(
@@ -40,7 +41,7 @@ def test_fifty_that_join_at_any_time_get_what_generate_gives_each_alone(changes)
         # Several rows at a time, or nothing was tested.
         assert engine.totals.new_tokens > 3 * engine.totals.steps
     assert is_idle(engine) and engine._keep_BS.shape == (0, 0)
-    assert all(tensor.numel() == 0 for tensor in engine._past)
+    assert all(tensor.numel() == 0 for tensor in engine._past.tensors)
 
 
 def converted(family):
@@ -157,7 +158,7 @@ def test_batching_costs_no_more_than_rounding():
     tokens = torch.tensor([[0] * (longest - len(row)) + row for row in prompts])
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in prompts])
     graph = graph_of(model)
-    together, _ = graph.last(tokens, mask, [t.expand(2, -1, -1, -1) for t in graph.empty_past()])
+    together = graph.last(tokens, mask, Past(graph.empty_past(batch=2)))
     for row, prompt in zip(together, prompts, strict=True):
         wanted = exact(torch.tensor([prompt]))[0, -1]
         own = (model(torch.tensor([prompt]))[0, -1] - wanted).abs().max()

@@ -9,23 +9,22 @@ import torch
 from torch import Tensor
 
 from ssmax.serve.graphs import ONNX, PROGRAM
+from ssmax.serve.past import Past
 from ssmax.serve.sessions import Run, onnx_engine, onnx_run
 
 
 class Decoder(Protocol):
-    """The cache goes in and out as tensors, (B, heads, S, width), so rows can come and go.
+    """The cache is handed over, so that rows can come and go.
 
     `ssmax.serve.graphs.graph_of` makes one of a model in memory.
     """
 
     def empty_past(self) -> list[Tensor]:
-        """The cache of one row before its first token."""
+        """Keys and values of one row before its first token, (1, heads, 0, width)."""
         ...
 
-    def last(
-        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits of the last token, (B, V), and the cache with the new tokens.
+    def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
+        """Logits of the last token, (B, V); past has the new tokens then.
 
         Tokens are (B, T); the mask (B, S) is 1 where there is one, so rows may be left-padded.
         """
@@ -50,12 +49,11 @@ class FileDecoder:
         self._empty = [torch.zeros(1, shape[1], 0, shape[3], dtype=dtype) for shape in shapes]
 
     def empty_past(self) -> list[Tensor]:
-        """The cache of one row before its first token."""
+        """Keys and values of one row before its first token."""
         return self._empty
 
-    def last(
-        self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Logits of the last token, and the cache with the new tokens."""
-        logits, present = self._run(input_ids, attention_mask, past)
-        return logits[:, -1], present
+    def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
+        """Logits of the last token; a graph makes its cache anew."""
+        logits, past.tensors = self._run(input_ids, attention_mask, past.views())
+        past.length = past.room
+        return logits[:, -1]

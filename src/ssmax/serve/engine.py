@@ -21,6 +21,7 @@ from torch import Tensor
 from ssmax.lm import sampling
 from ssmax.serve.decoders import Decoder
 from ssmax.serve.language import Language, Speech
+from ssmax.serve.past import Past
 
 CHUNK = 256
 """Tokens of a prompt that are read between two tokens of the others."""
@@ -133,7 +134,7 @@ class _Reading:
     """A prompt that is being read."""
 
     job: Job
-    past: list[Tensor]
+    past: Past
     done: int = 0
 
 
@@ -162,7 +163,7 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._reading: _Reading | None = None
         self._rows: list[Job] = []
-        self._past: list[Tensor] = []
+        self._past = Past(decoder.empty_past())
         self._keep_BS = torch.zeros(0, 0, dtype=torch.long, device=self._device)
         self._thread = threading.Thread(target=self._serve, name="ssmax-engine", daemon=True)
 
@@ -254,14 +255,14 @@ class Engine:
             with self._changed:
                 if not self._waiting or len(self._rows) == self._max_batch:
                     return
-                self._reading = _Reading(self._waiting.popleft(), self._decoder.empty_past())
+                self._reading = _Reading(self._waiting.popleft(), Past(self._decoder.empty_past()))
         reading, job = self._reading, self._reading.job
         chunk = job.request.prompt[reading.done : reading.done + CHUNK]
         reading.done += len(chunk)
         try:
             tokens = torch.tensor([chunk], device=self._device)
             mask = torch.ones(1, reading.done, dtype=torch.long, device=self._device)
-            logits_BV, reading.past = self._decoder.last(tokens, mask, reading.past)
+            logits_BV = self._decoder.last(tokens, mask, reading.past)
             self.totals.prompt_tokens += len(chunk)
             if reading.done < len(job.request.prompt):
                 return
@@ -282,7 +283,7 @@ class Engine:
         try:
             tokens = torch.tensor([[job.tokens[-1]] for job in self._rows], device=self._device)
             self._keep_BS = F.pad(self._keep_BS, (0, 1), value=1)
-            logits_BV, self._past = self._decoder.last(tokens, self._keep_BS, self._past)
+            logits_BV = self._decoder.last(tokens, self._keep_BS, self._past)
             self.totals.steps += 1
             for job, logits_V in zip(self._rows, logits_BV.float().cpu(), strict=True):
                 job.go_on(logits_V)
@@ -290,15 +291,13 @@ class Engine:
             self._fail(self._rows, error)
         self._leave()
 
-    def _join(self, job: Job, past: list[Tensor], keep_1S: Tensor) -> None:
+    def _join(self, job: Job, past: Past, keep_1S: Tensor) -> None:
         """Side by side, padded on the left to the longest."""
         if self._rows:
-            widest = max(self._keep_BS.shape[1], keep_1S.shape[1])
-            past = [
-                torch.cat([_widened(rows, widest, 2), _widened(row, widest, 2)])
-                for rows, row in zip(self._past, past, strict=True)
-            ]
-            keep_1S = torch.cat([_widened(self._keep_BS, widest, 1), _widened(keep_1S, widest, 1)])
+            past = self._past.joined(past)
+            keeps = [F.pad(keep, (past.length - keep.shape[1], 0))
+                     for keep in (self._keep_BS, keep_1S)]  # fmt: skip
+            keep_1S = torch.cat(keeps)
         self._rows, self._past, self._keep_BS = [*self._rows, job], past, keep_1S
 
     def _leave(self) -> None:
@@ -310,17 +309,10 @@ class Engine:
         keep_BS = self._keep_BS[staying]
         first = int(keep_BS.any(0).int().argmax()) if staying else keep_BS.shape[1]
         self._keep_BS = keep_BS[:, first:]
-        self._past = [rows[staying, :, first:] for rows in self._past]
+        self._past = self._past.kept(staying, first)
 
     def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         self._report(error)
         for job in jobs:
             if job.finish is None:
                 job.end("error")
-
-
-def _widened(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """Zeros before what there is along dim."""
-    shape = list(tensor.shape)
-    shape[dim] = size - shape[dim]
-    return torch.cat([tensor.new_zeros(shape), tensor], dim=dim)

@@ -206,7 +206,7 @@ class Engine:
             for index, request in enumerate(requests)
         ]
         with self._changed:
-            if not self._is_open:
+            if not self.is_running:
                 raise Busy("the server is shutting down")
             if len(self._waiting) + len(jobs) > self._max_waiting:
                 self.totals.refused += len(jobs)

@@ -262,7 +262,7 @@ def test_a_bad_request_gets_openais_error_and_leaves_nothing_behind(
     error = answer["error"]
     assert (came, error["param"], error["code"]) == (status, param, code)
     assert says in error["message"] and error["type"] == "invalid_request_error"
-    assert is_idle(engine)
+    until(lambda: is_idle(engine))
 
 
 def test_the_client_raises_its_own_errors(client):
@@ -368,6 +368,7 @@ def test_what_runs_when_the_server_stops_is_finished():
 def test_metrics_count_what_was_done():
     with served() as (engine, client):
         ask(client, "abc", max_tokens=7)
+        until(lambda: is_idle(engine))
         path = f"{client.base_url}".removesuffix("/v1/") + "/metrics"
         with urllib.request.urlopen(path) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")

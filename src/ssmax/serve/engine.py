@@ -186,7 +186,8 @@ class Engine:
     @property
     def num_running(self) -> int:
         """Requests that are being read or continued."""
-        return len(self._rows) + (self._reading is not None)
+        rows, reading = self._rows, self._reading
+        return len(rows) + (reading is not None and reading.job not in rows)
 
     @property
     def num_waiting(self) -> int:
@@ -255,7 +256,9 @@ class Engine:
             with self._changed:
                 if not self._waiting or len(self._rows) == self._max_batch:
                     return
-                self._reading = _Reading(self._waiting.popleft(), Past(self._decoder.empty_past()))
+                # Into its next place before it leaves the last: at no moment is it nowhere.
+                self._reading = _Reading(self._waiting[0], Past(self._decoder.empty_past()))
+                self._waiting.popleft()
         reading, job = self._reading, self._reading.job
         chunk = job.request.prompt[reading.done : reading.done + CHUNK]
         reading.done += len(chunk)
@@ -266,15 +269,14 @@ class Engine:
             self.totals.prompt_tokens += len(chunk)
             if reading.done < len(job.request.prompt):
                 return
-            self._reading = None
             self.totals.first_token_seconds += time.monotonic() - job.submitted
             self.totals.first_tokens += 1
             job.go_on(logits_BV[0].float().cpu())
             if job.finish is None:
                 self._join(job, reading.past, mask)
         except Exception as error:
-            self._reading = None
             self._fail([job], error)
+        self._reading = None
 
     def _step(self) -> None:
         """One token for every row."""

@@ -269,6 +269,56 @@ def export(
 
 
 @app.command()
+def serve(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A run, a converted model's folder, or one that export wrote."
+        ),
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call it; by default the folder's name.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="SSMAX_API_KEY", help="Ask for this key; by default for none."),
+    ] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Of a prompt; by default 8192, or what the model has learnt.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 1024,
+    max_batch: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 16,
+    max_waiting: Annotated[int, typer.Option(help="Requests that may wait behind them.")] = 256,
+    drain_seconds: Annotated[
+        int, typer.Option(help="For requests that run when the server is stopped.")
+    ] = 30,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="gpt2, bytes, small or a path; by default the model's own.")
+    ] = None,
+    device: Device = None,
+) -> None:
+    """Answer OpenAI's clients: completions and chats, streamed, many at a time."""
+    from ssmax.cli.serve import serve_shown
+
+    serve_shown(
+        model,
+        host=host,
+        port=port,
+        name=name,
+        api_key=api_key,
+        max_prompt_tokens=max_prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        max_batch=max_batch,
+        max_waiting=max_waiting,
+        drain_seconds=drain_seconds,
+        tokenizer=tokenizer,
+        device=device,
+    )
+
+
+@app.command()
 def doctor(json_: Json = False) -> int:
     """What this machine has: torch, device, kernels, extras, disk; and what each lacks."""
     from ssmax.cli.doctor import doctor_shown

@@ -79,14 +79,7 @@ def export_shown(
 
 def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
     """The model of a run, of `save_lm`, or of `save_pretrained` after a conversion."""
-    if not (folder / CONFIG).is_file():
-        raise ValueError(
-            f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
-        )
-    try:
-        values = json.loads((folder / CONFIG).read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
+    values = read_config(folder)
     if values.get("format") == FORMAT:
         return Source(model=load_lm(folder), encode=None, tokenizer=None)
     if "model_type" in values:
@@ -97,6 +90,18 @@ def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
     return Source(
         model=load_run_model(folder), encode=tokenizer.encode, tokenizer=tokenizer.definition
     )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What a folder says of its model."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
+        )
+    try:
+        return json.loads((folder / CONFIG).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
 
 
 def _converted(folder: Path, keeps_dtype: bool) -> Source:

@@ -37,6 +37,16 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
     return model if adapter is None else load(model, adapter)
 
 
+def learnt_positions(model: nn.Module) -> int | None:
+    """How many there are; None for rotations and biases, which do not end."""
+    tables = [
+        module.num_embeddings
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
+    ]
+    return min(tables, default=None)
+
+
 class CausalSubject:
     """Answers the three questions of `ssmax.eval` through the model's own cache, head and code.
 
@@ -52,13 +62,7 @@ class CausalSubject:
                 f"{type(model).__name__} is no causal language model; load it with "
                 "AutoModelForCausalLM"
             )
-        tables = [
-            module.num_embeddings
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
-        ]
-        self._limit = min(tables, default=None)
-        """Learnt positions end; rotations and biases do not."""
+        self._limit = learnt_positions(model)
 
     @torch.no_grad()
     def losses(self, tokens_BT: Tensor) -> Tensor:

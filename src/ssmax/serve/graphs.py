@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ssmax._extras import require
 from ssmax.lm import LM
 from ssmax.nn import KVCache
+from ssmax.serve.past import Past
 
 ONNX, PROGRAM = "model.onnx", "model.pt2"
 
@@ -40,6 +41,13 @@ class Graph(nn.Module):
             for heads, width in self.cache_shapes
         ]
 
+    def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
+        """Logits of the last token alone, (B, V); the new tokens are written where there is room.
+
+        For what is run here, token after token, where a copy of the cache would take longest.
+        """
+        raise NotImplementedError
+
 
 class NativeGraph(Graph):
     """Of ssmax.lm."""
@@ -57,6 +65,17 @@ class NativeGraph(Graph):
         cache = _TensorCache(past)
         logits = self.model(input_ids, cache=cache, key_padding_mask=attention_mask.bool())
         return logits, cache.tensors()
+
+    def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
+        """The head reads one token, and rows without padding need no mask."""
+        past.make_room(input_ids.shape[1])
+        cache, keep_BS = _TensorCache(past.tensors), attention_mask.bool()
+        cache.length, cache.max_keys = past.length, past.room
+        hidden_BTC = self.model.hidden(
+            input_ids, cache=cache, key_padding_mask=None if bool(keep_BS.all()) else keep_BS
+        )
+        past.length = cache.length
+        return self.model.head(hidden_BTC[:, -1])
 
 
 class _TensorCache(KVCache):
@@ -81,7 +100,9 @@ class ConvertedGraph(Graph):
                 "exported with their cache. The form hf keeps it"
             )
         self.model = model
-        self.takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        parameters = inspect.signature(model.forward).parameters
+        self.takes_positions = "position_ids" in parameters
+        self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
             cache = model(token, attention_mask=token, use_cache=True).past_key_values
@@ -100,21 +121,30 @@ class ConvertedGraph(Graph):
         cache = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
-        options = {}
+        logits = self._logits(input_ids, attention_mask, cache, past[0].shape[2], {})
+        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
+
+    def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
+        """Where the model can leave out the other tokens, it does."""
+        from ssmax.serve.roomy_cache import roomy_cache
+
+        past.make_room(input_ids.shape[1])
+        cache = roomy_cache(past)
+        logits = self._logits(input_ids, attention_mask, cache, past.length, self.one_logit)
+        past.length += input_ids.shape[1]
+        return logits[:, -1]
+
+    def _logits(
+        self, input_ids: Tensor, mask_BS: Tensor, cache: Any, cached: int, options: dict[str, Any]
+    ) -> Tensor:
         if self.takes_positions:
-            place_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
-            cached = past[0].shape[2]
+            place_BS = (mask_BS.cumsum(-1) - 1).clamp_min(0)
             # Not a slice: torch would ask whether that is contiguous, and hold the graph to it.
             new_T = torch.arange(cached, cached + input_ids.shape[1], device=place_BS.device)
-            options["position_ids"] = place_BS[:, new_T]
-        logits = self.model(
-            input_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=True,
-            **options,
+            options = {**options, "position_ids": place_BS[:, new_T]}
+        return self.model(
+            input_ids, attention_mask=mask_BS, past_key_values=cache, use_cache=True, **options
         ).logits
-        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
 
 
 def graph_of(model: nn.Module) -> Graph:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.lm import LM
@@ -15,6 +15,8 @@ from ssmax.nn import KVCache
 
 Session = Callable[[Tensor], Tensor]
 """Tokens (1, T), after those of the calls before, to logits (1, T, V)."""
+Run = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+"""Tokens, mask and past to logits and present: what `ssmax.serve.graphs` writes."""
 
 
 def session(model: Any) -> Session:
@@ -32,14 +34,22 @@ def session(model: Any) -> Session:
 
 def program_session(path: Path, empty_past: list[Tensor]) -> Session:
     """Of a file of torch.export."""
-    program: nn.Module = torch.export.load(path).module()
-    return _carried(program, empty_past)
+    return _carried(torch.export.load(path).module(), empty_past)
 
 
 def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
     """Of an ONNX file, by onnxruntime."""
+    return _carried(onnx_run(onnx_engine(path)), [tensor.cpu() for tensor in empty_past])
+
+
+def onnx_engine(path: Path) -> Any:
+    """onnxruntime with an ONNX file in it."""
     onnxruntime = require("onnxruntime", extra="testing", purpose="running ONNX")
-    engine = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+
+def onnx_run(engine: Any) -> Run:
+    """What an ONNX file computes, on tensors."""
     names = [entry.name for entry in engine.get_inputs()]
 
     def run(tokens: Tensor, mask: Tensor, past: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -48,10 +58,10 @@ def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
         logits, *present = (torch.from_numpy(value) for value in engine.run(None, feed))
         return logits, present
 
-    return _carried(run, [tensor.cpu() for tensor in empty_past])
+    return run
 
 
-def _carried(run: Callable[..., tuple[Tensor, list[Tensor]]], past: list[Tensor]) -> Session:
+def _carried(run: Run, past: list[Tensor]) -> Session:
     """A graph whose cache goes in and out, with the cache kept between the calls."""
 
     def step(tokens: Tensor) -> Tensor:

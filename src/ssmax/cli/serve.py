@@ -1,0 +1,133 @@
+"""`ssmax serve`: a folder with a model in, an endpoint out."""
+
+import contextlib
+import ipaddress
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+from ssmax._extras import require
+from ssmax.cli.export import load_source, read_config
+from ssmax.data.tokenizer import FILE, load_tokenizer
+from ssmax.lm.checkpoint import FORMAT
+from ssmax.serve.decoders import Decoder, FileDecoder
+from ssmax.serve.engine import Engine
+from ssmax.serve.gguf_file import FILE as GGUF
+from ssmax.serve.graphs import ONNX, PROGRAM, graph_of
+from ssmax.serve.language import Language, plain_language, transformers_language
+
+LONGEST_USUAL = 8192
+"""Tokens of a prompt, where nobody says and no learnt positions end before."""
+
+
+def serve_shown(
+    folder: Path,
+    *,
+    host: str,
+    port: int,
+    name: str | None,
+    api_key: str | None,
+    max_prompt_tokens: int | None,
+    max_new_tokens: int,
+    max_batch: int,
+    max_waiting: int,
+    drain_seconds: int,
+    tokenizer: str | None,
+    device: str | None,
+) -> None:
+    """Load, listen, answer until a signal; then finish what was begun."""
+    uvicorn = require("uvicorn", extra="serve", purpose="ssmax serve")
+    require("fastapi", extra="serve", purpose="ssmax serve")
+    from ssmax.serve.endpoint import Limits, application
+
+    if api_key == "":
+        raise ValueError("the API key is empty; leave it out to ask for none")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Taken before a large model is loaded: a port in use is known at once.
+    with socket.create_server((host, port), family=family) as listening:
+        decoder, language, longest = load_served(folder, tokenizer, device)
+        most = LONGEST_USUAL if longest is None else min(LONGEST_USUAL, longest - max_new_tokens)
+        limits = Limits(
+            max_prompt_tokens=most if max_prompt_tokens is None else max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
+        )
+        if longest is not None and limits.max_prompt_tokens + max_new_tokens > longest:
+            raise ValueError(
+                f"the model has learnt {longest} positions; --max-prompt-tokens and "
+                f"--max-new-tokens ask for {limits.max_prompt_tokens} + {max_new_tokens}"
+            )
+        engine = Engine(
+            decoder,
+            language,
+            max_batch=max_batch,
+            max_waiting=max_waiting,
+            report=traceback.print_exception,
+        )
+        name = name or folder.resolve().name
+        app = application(engine, name=name, limits=limits, api_key=api_key)
+        config = uvicorn.Config(
+            app, log_level="warning", ws="none", timeout_graceful_shutdown=drain_seconds
+        )
+        _say_where(listening, name, has_key=api_key is not None)
+        # uvicorn raises the signal again once all is drained.
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])
+
+
+def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:
+    host, port = listening.getsockname()[:2]
+    print(f"{name}: http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+    if not has_key and not ipaddress.ip_address(host).is_loopback:
+        print("anyone who reaches this address can use it; --api-key asks for a key", flush=True)
+
+
+def load_served(
+    folder: Path, tokenizer: str | None, device: str | None
+) -> tuple[Decoder, Language, int | None]:
+    """What answers, what its tokens mean, and how many positions it has learnt, if they end."""
+    from ssmax.train.world import device_of
+
+    here = device_of(device)
+    if (folder / GGUF).is_file():
+        raise ValueError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
+    if (folder / ONNX).is_file() or (folder / PROGRAM).is_file():
+        return FileDecoder(folder), _language(folder, tokenizer), None
+    values, longest, ends = read_config(folder), None, []
+    if "model_type" in values:
+        from ssmax.hf.subject import learnt_positions, load_causal
+
+        model = load_causal(folder, dtype="auto")
+        longest, given = learnt_positions(model), model.generation_config.eos_token_id
+        ends = [given] if isinstance(given, int) else list(given or ())
+        size = model.config.get_text_config().vocab_size
+    else:
+        model = load_source(folder, keeps_dtype=True).model
+        size = model.config.vocab_size
+    is_run = "model_type" not in values and values.get("format") != FORMAT
+    language = _language(folder, tokenizer, ends, is_run=is_run)
+    if language.size > size:
+        raise ValueError(
+            f"the tokenizer has {language.size:,} tokens, the model {size:,}; give the model's own"
+        )
+    return graph_of(model.to(here).eval()), language, longest
+
+
+def _language(
+    folder: Path, tokenizer: str | None, ends: Any = (), *, is_run: bool = False
+) -> Language:
+    if tokenizer is not None:
+        return plain_language(load_tokenizer(tokenizer), ends)
+    if is_run:
+        from ssmax.train import load_run_tokenizer
+
+        return plain_language(load_run_tokenizer(folder))
+    if (folder / "tokenizer_config.json").is_file():
+        transformers = require("transformers", extra="hf", purpose="this model's tokenizer")
+        return transformers_language(transformers.AutoTokenizer.from_pretrained(folder), ends)
+    if (folder / FILE).is_file():
+        return plain_language(load_tokenizer(str(folder)), ends)
+    raise ValueError(
+        f"{folder} holds no {FILE}, so that its tokens cannot be read; give --tokenizer, a name "
+        "or a path"
+    )

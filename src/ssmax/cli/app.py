@@ -273,7 +273,9 @@ def serve(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A run, a converted model's folder, or one that export wrote."
+            metavar="MODEL",
+            parser=run_folder,
+            help="A run, a converted model's folder, or one that export wrote.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",

@@ -8,7 +8,7 @@ PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures licences tiny release-check clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures speed licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ docs: $(READY)  ## the site into build/site; a warning is an error
 
 pictures: $(READY)  ## docs/pictures anew, from what is computed
 	"$(BIN)/python" tools/pictures.py
+
+speed: $(READY)  ## the tables of docs/speed.md anew, from benchmarks/results.csv
+	"$(BIN)/python" tools/speed_page.py
 
 licences: $(READY)  ## docs/licences.md anew, from the metadata of what is installed
 	"$(BIN)/python" tools/licences.py

@@ -15,6 +15,7 @@ import typer.main
 
 import licences
 import pictures
+import speed_page
 import ssmax
 from ssmax.cli.app import app
 
@@ -175,3 +176,9 @@ def test_import_warns_of_nothing_and_loads_no_torch():
     assert done.stdout == "False\n" and done.stderr == ""
     code = "import ssmax.nn, ssmax.lm, ssmax.ops.attention, ssmax.data, ssmax.records, ssmax.eval"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_the_page_on_speed_quotes_the_records():
+    text = speed_page.PAGE.read_text()
+    assert speed_page.written(text) == text, "write it anew: make speed"
+    assert text.count("| ours, ssmax |") == 1

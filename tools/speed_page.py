@@ -58,9 +58,8 @@ def written(text: str) -> str:
         pattern = re.compile(rf"(<!-- {name} -->\n)(?:\|.*\n)*")
         if not pattern.search(text):
             raise ValueError(f"{PAGE.name} has no place for the table {name!r}")
-        text = pattern.sub(
-            lambda found, table=table: found[1] + "\n".join(table()) + found[2], text
-        )
+        lines = "".join(f"{line}\n" for line in table())
+        text = pattern.sub(lambda found, lines=lines: found[1] + lines, text)
     return text
 
 

@@ -146,6 +146,11 @@ class RecordedDecoder(PlainDecoder):
         self._graph = graph
 
     def _next(self) -> Tensor:
+        # Everything has the dtype that autocast would give it; its casts need not be recorded.
+        with torch.autocast(self.slot.device.type, enabled=False):
+            return self._logits()
+
+    def _logits(self) -> Tensor:
         config = self.model.config
         stop_B = self.stop_B + 1
         start_B = self.start_B

@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from small_native import native
 from tiny_models import build, randomise, tokens_of
+from transformers import AttentionInterface, AutoConfig, AutoModel
 
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
@@ -38,6 +40,33 @@ def test_hf_of_a_converted_model_of_any_family_comes_back_bit_for_bit(tmp_path):
     tokens = torch.tensor([PROMPT])
     loaded = ssmax.hf.from_pretrained(tmp_path / "out").eval()
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def told_nothing(module, query, key, value, attention_mask, scaling=None, **_):
+    """As an engine computes: no mask is handed over, it knows its own rows."""
+    assert attention_mask is None
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2), None
+
+
+@torch.no_grad()
+def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeypatch):
+    """AutoModel from the config with the code beside it, its own weights, positions, no mask."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "vllm", told_nothing)
+    source = native(rule="ssmax_bias")
+    export(source, tmp_path / "out", to="hf", prompt=PROMPT)
+    config = AutoConfig.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    options = {"trust_remote_code": True, "attn_implementation": "vllm"}
+    model = AutoModel.from_config(config, **options).eval()
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    head = weights.pop("lm_head.weight")
+    model.load_state_dict({key.removeprefix("model."): x for key, x in weights.items()})
+    tokens = torch.tensor([PROMPT])
+    places = torch.arange(tokens.shape[1])[None]
+    hidden = model(tokens, position_ids=places, use_cache=False).last_hidden_state
+    torch.testing.assert_close(hidden @ head.t(), source(tokens), rtol=1e-4, atol=1e-4)
 
 
 def test_hf_refuses_what_llama_has_not(tmp_path):

@@ -26,7 +26,17 @@ import ssmax.hf
 model = ssmax.hf.from_pretrained(FOLDER)
 ```
 
-Plain `AutoModelForCausalLM` has no place for s and would compute softmax.""",
+or with Transformers alone, which then runs `modeling_ssmax.py`:
+
+```python
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
+```
+
+Without that flag it has no place for s and computes softmax. vLLM's Transformers backend
+(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) is told n by positions; the
+form follows what vLLM documents, and was not run there.""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM
 

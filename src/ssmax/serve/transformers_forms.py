@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ssmax._extras import require
 from ssmax.hf.adapter import fill
 from ssmax.hf.conversion import Conversion, attach
+from ssmax.hf.remote_code import save_remote_code
 from ssmax.lm import LM, to_llama_weights
 from ssmax.serve.folding import KEEPS_ALL, Folded
 
@@ -22,13 +23,16 @@ _SHARED = (
 
 
 def write_converted(model: Any, folder: Path) -> None:
-    """What `ssmax.hf.from_pretrained` loads: the model as converted, or the native one as Llama."""
+    """What `ssmax.hf.from_pretrained` loads: the model as converted, or the native one as Llama.
+
+    With the file of code beside it, for those who have Transformers alone.
+    """
     converted: Any = as_llama(model) if isinstance(model, LM) else model
     if Conversion.of(converted) is None:
         raise ValueError(
             f"this {type(model).__name__} is not converted; ssmax.hf.convert gives it an s"
         )
-    converted.save_pretrained(folder)
+    save_remote_code(converted, folder)
 
 
 def as_llama(model: LM) -> nn.Module:

@@ -159,3 +159,23 @@ def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, m
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert app.run(["evaluate", *typed.split(), *(["--length", "100"])]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changed", ["s of an adapter", "weights"])
+def test_a_model_that_was_trained_on_is_measured_anew(home, changed):
+    """Its answers are not those that the same folder gave before."""
+    typed = "evaluate needle --hf base --adapter adapter --tokenizer bytes --data tokens/train"
+    typed += " --length 150 --depths 1 --trials 2 --digits 3"
+    assert app.run(typed.split()) == 0
+    if changed == "weights":
+        model = transformers.LlamaForCausalLM.from_pretrained("base")
+        with torch.no_grad():
+            model.lm_head.weight.neg_()
+        model.save_pretrained("base")
+    else:
+        model = transformers.LlamaForCausalLM.from_pretrained("base")
+        ssmax.hf.save(ssmax.hf.convert(model), "adapter")
+    before = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
+    assert app.run(typed.split()) == 0
+    after = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
+    assert len(before) == 1 and len(after) == 2

@@ -114,6 +114,16 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
         assert torch.equal(whole[weight], stopped[weight]), weight
 
 
+@pytest.mark.parametrize("other", ["llama-anneal", "gpt2-identity"])
+def test_a_run_goes_on_with_the_model_that_it_began_with(models, tmp_path, monkeypatch, other):
+    """Where s alone learns, all else comes from the source again."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        tune(models / "llama-identity", tmp_path / "run", {"model.only_ssmax": True})
+    with pytest.raises(ValueError, match=r"began with .*llama-identity, not with .*" + other):
+        finetune_converted(models / other, tmp_path / "run", world=CPU, quiet=True, resume=True)
+
+
 def test_a_run_leaves_a_model_that_learnt(models, tmp_path, capsys):
     typed = ["finetune", "--hf", str(models / "llama-identity"), "--runs", str(tmp_path),
              "--device", "cpu", "--set", "optim.lr=1e-2"]  # fmt: skip

@@ -193,6 +193,13 @@ def finetune_converted(
     before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base
+        # What is frozen is in no checkpoint: another model's weights would take its place.
+        for began, given in (
+            (before.model.folder, str(source.resolve())),
+            (before.model.base, base),
+        ):
+            if began != given:
+                raise ValueError(f"{folder} began with {began}, not with {given}; resume with that")
         questions = questions or before.data.questions
         if data is None and before.data.folder:
             data = Path(before.data.folder)

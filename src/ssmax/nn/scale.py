@@ -213,7 +213,8 @@ class SSMaxScale(_KeepsFloat32):
         """
         if isinstance(num_keys, int):
             if self.rule == "ssmax_bias":
-                return rules.unchecked_ssmax_factor(num_keys, self.scale, self.bias).unsqueeze(-1)
+                here = self._of_this_rank()
+                return rules.unchecked_ssmax_factor(num_keys, here.scale, here.bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.tensor([num_keys], device=device)
         if num_keys.dim() not in (1, 2):

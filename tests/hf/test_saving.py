@@ -101,6 +101,7 @@ def test_an_adapter_fits_an_offloaded_base(tmp_path):
         tmp_path / "base", device_map=OFFLOADED, offload_folder=tmp_path / "off"
     )
     ssmax.hf.load(base, tmp_path / "adapter")
+    assert ssmax.hf.verify(base).layers == 2
     tokens = tokens_of()
     assert torch.equal(base(tokens).logits, model(tokens).logits)
     base.save_pretrained(tmp_path / "whole")

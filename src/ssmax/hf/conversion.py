@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, install, scale_of
+from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, HookedScale, install, scale_of
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -37,7 +37,7 @@ class Conversion:
         return getattr(model, RECORD, None)
 
     def put(self, model: Any) -> None:
-        """On the model, and in its config, which may be shared with others, for its checkpoint."""
+        """On the model, and in its config, for its checkpoint."""
         setattr(model, RECORD, self)
         setattr(model.config, KEY, {**dataclasses.asdict(self), "layers": list(self.layers)})
 
@@ -84,6 +84,7 @@ def convert(
     decoder and towers of pictures or sound as well.
     """
     _check_model(model)
+    check_unconverted(model)
     rule, train_length = _check_choice(rule, init, train_length, bias)
     if not callable(layers) and layers not in ("full", "all"):
         raise ValueError(f"layers must be 'full', 'all' or a function, got {layers!r}")
@@ -112,12 +113,15 @@ def attach(model: nn.Module, record: Conversion) -> None:
         )
     # All of them before the first is attached: an error leaves the model as it was.
     scales = {
-        name: SSMaxScale(_num_heads(name, known[name]), record.rule, record.train_length)
+        name: HookedScale(_num_heads(name, known[name]), record.rule, record.train_length)
         for name in record.layers
     }
     install()
     for name, scale in scales.items():
-        known[name].add_module(ATTRIBUTE, scale.to(_device_of(known[name])))
+        module = known[name]
+        # Its own float32 where the model is narrower.
+        wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+        module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
     record.put(model)
     _split_with_the_heads(model, scales)
 
@@ -126,7 +130,7 @@ def revert(model: nn.Module) -> nn.Module:
     """Softmax again, in place; the model as it was before, but for what training changed."""
     if Conversion.of(model) is None:
         raise ValueError(f"this {type(model).__name__} was not converted; there is nothing to undo")
-    Conversion.take_away(model)
+    Conversion.take_away(unwrapped(model))
     return model
 
 
@@ -184,8 +188,30 @@ def _check_model(model: nn.Module) -> None:
             "this model is sharded already; convert it before fully_shard, FSDP or a tensor "
             "parallel plan"
         )
-    if Conversion.of(model) is not None:
-        raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            "PEFT has changed this model already and would not save its s and b; convert or load "
+            "the model before PEFT wraps it"
+        )
+
+
+def check_unconverted(model: Any) -> None:
+    """Refuse a model that has an s already, or had one: it would be lost."""
+    if Conversion.of(model) is not None or any(converted_modules(model)):
+        raise ValueError(
+            "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"
+        )
+    if hasattr(model.config, KEY):
+        raise ValueError(
+            f"the config of this {type(model).__name__} says that it was converted already; "
+            "ssmax.hf.from_pretrained loads a checkpoint with its s. A config that is another "
+            f"model's too has to be copied first; to begin anew, delete config.{KEY}"
+        )
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside PEFT's wrapper, where it has one."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _check_transformers() -> None:
@@ -329,7 +355,8 @@ def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
     return getattr(model, "_tp_plan", None) or {}
 
 
-def _device_of(module: nn.Module) -> torch.device:
+def device_of(module: nn.Module) -> torch.device:
+    """Where it computes."""
     for part in module.modules():
         # Offloaded weights are on no device; s and b are small and stay where they are used.
         where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tiny_models import CAUSAL, OTHERS, build, inputs_of, randomise, tokens_of
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
+from ssmax.nn import RULES
 
 EVERY = [*CAUSAL, *OTHERS]
 # What the compiler imports is not ours.
@@ -362,3 +364,24 @@ def test_threads_that_convert_at_once_install_one_hook(monkeypatch):
 def test_s_is_as_wide_as_its_model_and_never_narrower_than_float32(dtype, own):
     scale = ssmax.hf.convert(build("llama").to(dtype)).model.layers[0].self_attn.ssmax
     assert scale.scale.dtype == scale.bias.dtype == own
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"probe"}))
+def test_a_decoding_step_stays_on_the_device_of_its_query(rule):
+    """The meta device, like a GPU, refuses what lies elsewhere; the probe looks at values."""
+    model = ssmax.hf.convert(build("llama"), rule=rule, init="paper", train_length=8).to("meta")
+    tokens = tokens_of().to("meta")
+    cache = model(tokens).past_key_values
+    assert model(tokens[:, :1], past_key_values=cache).logits.is_meta
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_decoding_step_has_the_factor_of_the_full_forward(rule):
+    model = ssmax.hf.convert(build("llama"), rule=rule, init="paper", train_length=4).double()
+    with warnings.catch_warnings(action="ignore"):  # the probe's table ends at 4
+        whole = model(tokens_of()).logits[:, -1:]
+        cache = model(tokens_of()[:, :-1]).past_key_values
+        step = model(tokens_of()[:, -1:], past_key_values=cache).logits
+    torch.testing.assert_close(step, whole, rtol=1e-9, atol=1e-7)

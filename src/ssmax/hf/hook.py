@@ -96,7 +96,9 @@ def scale_of(module: nn.Module) -> Any:
     The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
     """
     found = getattr(module, ATTRIBUTE, None)
-    return found if isinstance(getattr(found, "original_module", found), SSMaxScale) else None
+    if found is None or isinstance(found, SSMaxScale):
+        return found
+    return found if isinstance(getattr(found, "original_module", None), SSMaxScale) else None
 
 
 def _known_kind(implementation: str | None) -> Kind:
@@ -110,6 +112,9 @@ def _known_kind(implementation: str | None) -> Kind:
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: int | Tensor) -> Tensor:
+    if isinstance(num_keys, int) and not RULES[scale.rule].learnt:
+        # The same for every head, and on no device: a number.
+        return query * scale(num_keys)[0].item()
     if isinstance(num_keys, int) or num_keys.dim() < 3:
         factor = scale(num_keys)
         # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that

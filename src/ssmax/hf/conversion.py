@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ssmax._extras import require
 from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, HookedScale, install, scale_of
@@ -362,7 +362,7 @@ def device_of(module: nn.Module) -> torch.device:
         where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
         if where is not None:
             return torch.device(where)
-    for tensor in (*module.parameters(), *module.buffers()):
-        if isinstance(tensor, Tensor):
-            return tensor.device
-    return torch.device("cpu")
+    devices = [tensor.device for tensor in (*module.parameters(), *module.buffers())]
+    # While a checkpoint is loaded a module is nowhere, but for what it computes by itself.
+    nowhere = torch.device("meta")
+    return nowhere if nowhere in devices else next(iter(devices), torch.device("cpu"))

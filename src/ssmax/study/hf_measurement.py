@@ -30,15 +30,13 @@ def hf_tokenizer(source: str) -> str:
     """Where a model's tokenizer.json is."""
     utilities = require("transformers.utils", extra="hf", purpose="reading a tokenizer")
     try:
-        path = utilities.cached_file(source, FILE)
-    except OSError:
-        path = None
-    if path is None:
+        return utilities.cached_file(source, FILE)
+    except OSError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
         raise ValueError(
-            f"{source!r} holds no {FILE}, so that no text can be put into its tokens; give "
-            "--tokenizer, a name or the path of one"
-        )
-    return path
+            f"{source!r} gives no {FILE} ({first}), so that no text can be put into its tokens; "
+            "give --tokenizer, a name or the path of one"
+        ) from None
 
 
 def hf_measurement(

@@ -1,6 +1,7 @@
 """Put an SSMax beside every chosen attention of a model, and take it away again."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -148,7 +149,8 @@ def attention_modules(
     attention: str,
 ) -> Iterator[tuple[str, nn.Module]]:
     """Modules that ask for their attention function where the hook is, and were asked for."""
-    routed = [(name, module) for name, module in model.named_modules() if _routes(type(module))]
+    modules = model.named_modules()
+    routed = [(name, module) for name, module in modules if _routes(type(module).forward)]
     if attention == "self":
         routed = [(name, module) for name, module in routed if _is_self(name, module)]
         # Beside a decoder, an encoder's length is not the one that grows.
@@ -210,7 +212,8 @@ def check_unconverted(model: Any) -> None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside PEFT's wrapper, where it has one."""
+    """The model inside the wrapper of torch.compile or PEFT, which answers in its name."""
+    model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -284,17 +287,13 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     )
 
 
-def _routes(kind: type[nn.Module]) -> bool:
-    """True where the module's own code asks for its attention function."""
-    if kind not in _routing:
-        try:
-            _routing[kind] = "get_interface(" in inspect.getsource(kind.forward)
-        except (OSError, TypeError):
-            _routing[kind] = False
-    return _routing[kind]
-
-
-_routing: dict[type, bool] = {}
+@functools.cache
+def _routes(forward: Callable[..., Any]) -> bool:
+    """True where a module's own code asks for its attention function."""
+    try:
+        return "get_interface(" in inspect.getsource(forward)
+    except (OSError, TypeError):
+        return False
 
 
 def _is_self(name: str, module: nn.Module) -> bool:

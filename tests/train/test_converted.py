@@ -211,6 +211,17 @@ def test_text_is_learnt_in_the_models_own_tokens(models, texts, tmp_path):
         tune(source, tmp_path / "other", changes, data=tmp_path / "bytes")
 
 
+def test_a_run_over_text_does_not_go_on_with_questions(models, texts, tmp_path, monkeypatch):
+    source, run = models / "llama-identity", tmp_path / "run"
+    prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        tune(source, run, {"model.train_length": 32}, data=tmp_path / "tokens")
+    with pytest.raises(ValueError, match="trained on other samples"):
+        finetune_converted(source, run, world=CPU, questions="invented", resume=True, quiet=True)
+    assert finetune_converted(source, run, world=CPU, resume=True, quiet=True).step == 6
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_packed_examples_have_the_loss_they_have_alone(models, name):
     model = ssmax.hf.from_pretrained(models / f"{name}-identity").double().eval()

@@ -200,9 +200,9 @@ def finetune_converted(
         ):
             if began != given:
                 raise ValueError(f"{folder} began with {began}, not with {given}; resume with that")
-        questions = questions or before.data.questions
-        if data is None and before.data.folder:
-            data = Path(before.data.folder)
+        if data is None and questions is None:
+            questions = before.data.questions
+            data = Path(before.data.folder) if before.data.folder else None
     model, home = _load(source, base or "")
     tokenizer_file = _tokenizer_file(home)
     tokenizer = load_tokenizer(str(tokenizer_file))

@@ -148,7 +148,8 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
         ("fading --hf base --rule ssmax", "--rule and --theta are a run's"),
         ("fading --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
         ("fading --hf base --hf base", "two models are called 'base'"),
-        ("fading --hf base --data tokens/train", "holds no tokenizer.json"),
+        ("fading --hf base --data tokens/train", "gives no tokenizer.json"),
+        ("fading --hf nowhere --data tokens", "'nowhere' gives no tokenizer.json ("),
         ("fading --hf nowhere --tokenizer bytes --data tokens", "cannot be loaded"),
         ("fading --hf base --tokenizer gpt2 --data tokens", "the model 300"),
         ("fading --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
@@ -159,3 +160,24 @@ def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, m
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert app.run(["evaluate", *typed.split(), *(["--length", "100"])]) == 2
     assert message in capsys.readouterr().err
+    assert not (home / "results").exists()
+
+
+@pytest.mark.parametrize("changed", ["s of an adapter", "weights"])
+def test_a_model_that_was_trained_on_is_measured_anew(home, changed):
+    """Its answers are not those that the same folder gave before."""
+    typed = "evaluate needle --hf base --adapter adapter --tokenizer bytes --data tokens/train"
+    typed += " --length 150 --depths 1 --trials 2 --digits 3"
+    assert app.run(typed.split()) == 0
+    if changed == "weights":
+        model = transformers.LlamaForCausalLM.from_pretrained("base")
+        with torch.no_grad():
+            model.lm_head.weight.neg_()
+        model.save_pretrained("base")
+    else:
+        model = transformers.LlamaForCausalLM.from_pretrained("base")
+        ssmax.hf.save(ssmax.hf.convert(model), "adapter")
+    before = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
+    assert app.run(typed.split()) == 0
+    after = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
+    assert len(before) == 1 and len(after) == 2

@@ -58,6 +58,13 @@ def logits(model):
     return model(input_ids=TOKENS).logits
 
 
+@torch.no_grad()
+def decoded(model):
+    """Logits of the last token, read alone behind a cache of the others."""
+    cache = model(input_ids=TOKENS[:, :-1], use_cache=True).past_key_values
+    return model(input_ids=TOKENS[:, -1:], past_key_values=cache).logits
+
+
 def tensor_parallel(folder):
     model = split(converted(), folder / "whole")
     found = gradients(model, TOKENS)
@@ -79,6 +86,7 @@ if __name__ == "__main__":
         "fsdp2": gradients(sharded(converted(), ssmax_first=False), mine),
         "fsdp2 bfloat16": gradients(sharded(converted().to(narrow), ssmax_first=True), mine),
         "tensor parallel": tensor_parallel(folder),
+        "decoded": decoded(split(converted(), folder / "decoded")),
         "clamp": logits(split(clamped(), folder / "clamp")),
     }
     try:

@@ -1,5 +1,6 @@
 """What cannot be converted, trained or loaded: one clear error each, and the model as it was."""
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -53,6 +54,16 @@ def adapter_of(name, folder):
     return folder
 
 
+def plainly_loaded(model, folder):
+    """A converted checkpoint, as Transformers alone reads it."""
+    ssmax.hf.convert(model).save_pretrained(folder)
+    return tf.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def with_lora(model):
+    return peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"]))
+
+
 def untrusted(model, folder):
     """A checkpoint of a class that comes with it."""
     ssmax.hf.convert(model)
@@ -65,6 +76,24 @@ BAD = {
     "no model": (lambda m, _: ssmax.hf.convert("gpt2"), "takes a model of Transformers, got str"),
     "no config": (lambda m, _: ssmax.hf.convert(torch.nn.Linear(2, 2)), "got Linear"),
     "twice": (lambda m, _: ssmax.hf.convert(ssmax.hf.convert(m)), "converted already"),
+    "its inside, again": (
+        lambda m, _: ssmax.hf.convert(ssmax.hf.convert(m).model), "converted already",
+    ),
+    "around what is converted": (
+        lambda m, _: ssmax.hf.convert(m.model) and ssmax.hf.convert(m), "converted already",
+    ),
+    "loaded as softmax": (
+        lambda m, folder: ssmax.hf.convert(plainly_loaded(m, folder)),
+        r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
+    ),
+    "an adapter for what was loaded as softmax": (
+        lambda m, folder: ssmax.hf.load(plainly_loaded(m, folder), adapter_of("llama", folder)),
+        r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
+    ),
+    "after PEFT": (lambda m, _: ssmax.hf.convert(with_lora(m)), "before PEFT wraps it"),
+    "inside PEFT": (
+        lambda m, _: ssmax.hf.convert(with_lora(m).get_base_model()), "before PEFT wraps it",
+    ),
     "compiled": (lambda m, _: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
     "paper": (lambda m, _: ssmax.hf.convert(m, init="paper"), "needs train_length"),
     "clamp": (lambda m, _: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
@@ -117,7 +146,7 @@ BAD = {
     ),
     "an adapter for a converted model": (
         lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of("llama", folder)),
-        "takes an unconverted base",
+        "converted already",
     ),
     "a class that nobody trusted": (
         lambda m, folder: ssmax.hf.from_pretrained(untrusted(m, folder)),

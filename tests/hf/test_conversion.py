@@ -1,6 +1,13 @@
 """Converted models: the same until trained, n right whoever calls, undone without a trace."""
 
+import builtins
 import copy
+import functools
+import subprocess
+import sys
+import threading
+import time
+import warnings
 
 import pytest
 import torch
@@ -9,6 +16,7 @@ from tiny_models import CAUSAL, OTHERS, build, inputs_of, randomise, tokens_of
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
+from ssmax.nn import RULES
 
 EVERY = [*CAUSAL, *OTHERS]
 # What the compiler imports is not ours.
@@ -149,6 +157,18 @@ def test_a_copy_is_converted_too():
         assert torch.equal(copied(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
+@torch.no_grad()
+def test_a_pickled_model_is_converted_in_a_fresh_process_too(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    torch.save((model, tokens_of(), model(tokens_of()).logits), tmp_path / "model.pt")
+    code = (
+        "import sys, torch\n"
+        "model, tokens, before = torch.load(sys.argv[1], weights_only=False)\n"
+        "assert torch.equal(model(tokens).logits, before)"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model.pt"], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_s_and_b_stay_float32(dtype):
     model = randomise(ssmax.hf.convert(build("llama"))).to(dtype)
@@ -264,7 +284,7 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
         ssmax.hf.verify(model)
 
 
-def test_models_that_share_a_config_are_converted_one_by_one():
+def test_a_config_that_models_share_tells_of_one_conversion():
     import transformers as tf
 
     config = build("llama").config
@@ -274,9 +294,11 @@ def test_models_that_share_a_config_are_converted_one_by_one():
         ssmax.hf.verify(two)
     with pytest.raises(ValueError, match="is not converted"):
         ssmax.hf.freeze_all_but_ssmax(two)
-    ssmax.hf.convert(two)
+    # The second would write its conversion over the first's, and take it away on its way back.
+    with pytest.raises(ValueError, match="another model's too has to be copied"):
+        ssmax.hf.convert(two, init="clamp", train_length=8)
     ssmax.hf.revert(one)
-    assert ssmax.hf.verify(two).layers == 2
+    assert ssmax.hf.verify(ssmax.hf.convert(two)).layers == 2
 
 
 def test_verify_finds_an_ssmax_that_was_lost():
@@ -309,3 +331,57 @@ def test_two_way_windows_of_flash_attention_count_within_their_document(mask, op
     given = None if mask is None else torch.tensor(mask)
     found = visible_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
     assert found.flatten().tolist()[-len(wanted) :] == wanted
+
+
+def test_threads_that_convert_at_once_install_one_hook(monkeypatch):
+    from transformers.modeling_utils import AttentionInterface
+
+    from ssmax.hf import hook
+
+    hooks, plain_import = [], builtins.__import__
+
+    def slow_import(name, *arguments):
+        if name == "transformers.modeling_utils":
+            hooks.append(name)
+            time.sleep(0.05)
+        return plain_import(name, *arguments)
+
+    # Undone at the end, with what is installed here.
+    monkeypatch.setattr(AttentionInterface, "get_interface", None)
+    monkeypatch.setattr(hook, "_install", functools.cache(hook._install.__wrapped__))
+    monkeypatch.setattr(builtins, "__import__", slow_import)
+    threads = [threading.Thread(target=hook.install) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(hooks) == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]
+)
+def test_s_is_as_wide_as_its_model_and_never_narrower_than_float32(dtype, own):
+    scale = ssmax.hf.convert(build("llama").to(dtype)).model.layers[0].self_attn.ssmax
+    assert scale.scale.dtype == scale.bias.dtype == own
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", sorted(set(RULES) - {"probe"}))
+def test_a_decoding_step_stays_on_the_device_of_its_query(rule):
+    """The meta device, like a GPU, refuses what lies elsewhere; the probe looks at values."""
+    model = ssmax.hf.convert(build("llama"), rule=rule, init="paper", train_length=8).to("meta")
+    tokens = tokens_of().to("meta")
+    cache = model(tokens).past_key_values
+    assert model(tokens[:, :1], past_key_values=cache).logits.is_meta
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", sorted(RULES))
+def test_a_decoding_step_has_the_factor_of_the_full_forward(rule):
+    model = ssmax.hf.convert(build("llama"), rule=rule, init="paper", train_length=4).double()
+    with warnings.catch_warnings(action="ignore"):  # the probe's table ends at 4
+        whole = model(tokens_of()).logits[:, -1:]
+        cache = model(tokens_of()[:, :-1]).past_key_values
+        step = model(tokens_of()[:, -1:], past_key_values=cache).logits
+    torch.testing.assert_close(step, whole, rtol=1e-9, atol=1e-7)

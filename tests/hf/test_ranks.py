@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_worker import TOKENS, clamped, converted, gradients, logits, sharded
+from ranks_worker import TOKENS, clamped, converted, decoded, gradients, logits, sharded
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import ssmax.hf
@@ -69,6 +69,12 @@ def test_float32_among_bfloat16_needs_groups_of_its_own(found):
 def test_a_rule_that_learns_nothing_is_the_same_for_the_heads_of_a_rank(found):
     alone, exact = logits(clamped()), logits(clamped().double())
     error, allowed = ((x.double() - exact).norm() for x in (found["clamp"], alone))
+    assert error <= 2 * allowed + 1e-6 * exact.norm()
+
+
+def test_a_decoding_step_of_split_heads_is_the_full_forward(found):
+    exact, alone = logits(converted().double())[:, -1:], decoded(converted())
+    error, allowed = ((x.double() - exact).norm() for x in (found["decoded"], alone))
     assert error <= 2 * allowed + 1e-6 * exact.norm()
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import build, inputs_of, randomise, tokens_of
 
 import ssmax.hf
+from ssmax.hf.adapter import ssmax_tensors
 
 
 @torch.no_grad()
@@ -24,6 +25,17 @@ def test_an_adapter_is_a_few_kilobytes_for_any_base(name, tmp_path):
     inputs = inputs_of(model, tokens_of())
     assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
     assert loaded.config.ssmax == model.config.ssmax
+
+
+# What the compiler imports is not ours.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_adapter_of_a_compiled_model_is_that_of_the_model_inside(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    compiled = torch.compile(model, backend="eager")
+    ssmax.hf.save(compiled, tmp_path)
+    stored = ssmax_tensors(ssmax.hf.load(build("llama"), tmp_path))
+    assert all(torch.equal(stored.pop(name), s) for name, s in ssmax_tensors(model).items())
+    assert not stored and ssmax.hf.verify(compiled).layers == 2
 
 
 @torch.no_grad()
@@ -87,7 +99,7 @@ def test_offloaded_s_is_float32_and_exact(tmp_path, dtype):
     assert torch.equal(away(tokens).logits, wanted(tokens).logits)
     ssmax.hf.save(away, tmp_path / "adapter")
     stored = load_file(tmp_path / "adapter" / "ssmax.safetensors")
-    for name, value in ssmax.hf.adapter.ssmax_tensors(model).items():
+    for name, value in ssmax_tensors(model).items():
         assert stored[name].dtype == torch.float32 and torch.equal(stored[name], value)
 
 
@@ -101,6 +113,7 @@ def test_an_adapter_fits_an_offloaded_base(tmp_path):
         tmp_path / "base", device_map=OFFLOADED, offload_folder=tmp_path / "off"
     )
     ssmax.hf.load(base, tmp_path / "adapter")
+    assert ssmax.hf.verify(base).layers == 2
     tokens = tokens_of()
     assert torch.equal(base(tokens).logits, model(tokens).logits)
     base.save_pretrained(tmp_path / "whole")
@@ -153,8 +166,8 @@ def test_whatever_a_model_is_cast_to_s_stays_float32(tmp_path, cast):
     ssmax.hf.save(model, tmp_path / "adapter")
     narrow = cast(model, tmp_path)
     assert narrow.lm_head.weight.dtype in (torch.bfloat16, torch.float16)
-    wanted = ssmax.hf.adapter.ssmax_tensors(model)
-    for name, value in ssmax.hf.adapter.ssmax_tensors(narrow).items():
+    wanted = ssmax_tensors(model)
+    for name, value in ssmax_tensors(narrow).items():
         assert value.dtype == torch.float32 and torch.equal(value, wanted[name])
 
 
@@ -231,7 +244,7 @@ def test_an_s_of_another_name_is_taken_over(tmp_path, suffix):
     base = build("llama")
     base.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    for name, tensor in ssmax.hf.adapter.ssmax_tensors(ours).items():
+    for name, tensor in ssmax_tensors(ours).items():
         weights[name.replace("ssmax.scale", suffix)] = tensor
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     adopted = ssmax.hf.adopt(base, tmp_path)
@@ -303,7 +316,7 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
         folder = tmp_path / suffix
         build("llama").save_pretrained(folder)
         weights = load_file(folder / "model.safetensors")
-        for name, tensor in ssmax.hf.adapter.ssmax_tensors(ours).items():
+        for name, tensor in ssmax_tensors(ours).items():
             weights[name.replace("ssmax.scale", suffix)] = tensor.view(shape)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         tokens = tokens_of()

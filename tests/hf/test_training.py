@@ -226,7 +226,8 @@ def test_lora_beside_s(tmp_path):
     model = lora(base())
     # The copy of s that PEFT trains is used, and the one below it is left alone.
     assert torch.equal(logits(model), before)
-    assert ssmax.hf.verify(model.get_base_model()).layers == 2
+    for wrapped in (model, model.get_base_model()):
+        assert ssmax.hf.verify(wrapped).layers == 2
     optimizer = adamw(model)
     groups = {group["lr"]: len(group["params"]) for group in optimizer.param_groups}
     assert groups == {1e-3: 8, 1e-2: 4}
@@ -247,6 +248,15 @@ def test_lora_beside_s(tmp_path):
     assert torch.equal(ssmax_of(merged).scale, s.modules_to_save["default"].scale)
     ssmax.hf.save(merged, tmp_path / "adapter")
     ssmax.hf.verify(merged)
+    ssmax.hf.convert(ssmax.hf.revert(merged))
+
+
+def test_an_s_that_peft_leaves_alone_is_saved_by_its_own_name_and_reverted(tmp_path):
+    model = peft.get_peft_model(base(), peft.LoraConfig(target_modules=["q_proj"]))
+    ssmax.hf.save(model, tmp_path)
+    assert torch.equal(logits(ssmax.hf.load(build("llama"), tmp_path)), logits(base()))
+    ssmax.hf.revert(model)
+    assert torch.equal(logits(model), logits(build("llama")))
 
 
 def test_s_in_the_hands_of_peft_is_not_saved_as_ours(tmp_path):

@@ -114,6 +114,16 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
         assert torch.equal(whole[weight], stopped[weight]), weight
 
 
+@pytest.mark.parametrize("other", ["llama-anneal", "gpt2-identity"])
+def test_a_run_goes_on_with_the_model_that_it_began_with(models, tmp_path, monkeypatch, other):
+    """Where s alone learns, all else comes from the source again."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        tune(models / "llama-identity", tmp_path / "run", {"model.only_ssmax": True})
+    with pytest.raises(ValueError, match=r"began with .*llama-identity, not with .*" + other):
+        finetune_converted(models / other, tmp_path / "run", world=CPU, quiet=True, resume=True)
+
+
 def test_a_run_leaves_a_model_that_learnt(models, tmp_path, capsys):
     typed = ["finetune", "--hf", str(models / "llama-identity"), "--runs", str(tmp_path),
              "--device", "cpu", "--set", "optim.lr=1e-2"]  # fmt: skip
@@ -199,6 +209,17 @@ def test_text_is_learnt_in_the_models_own_tokens(models, texts, tmp_path):
     prepare(str(texts), tmp_path / "bytes", tokenizer="bytes", workers=1)
     with pytest.raises(ValueError, match="tokens of another tokenizer, 'bytes'"):
         tune(source, tmp_path / "other", changes, data=tmp_path / "bytes")
+
+
+def test_a_run_over_text_does_not_go_on_with_questions(models, texts, tmp_path, monkeypatch):
+    source, run = models / "llama-identity", tmp_path / "run"
+    prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        tune(source, run, {"model.train_length": 32}, data=tmp_path / "tokens")
+    with pytest.raises(ValueError, match="trained on other samples"):
+        finetune_converted(source, run, world=CPU, questions="invented", resume=True, quiet=True)
+    assert finetune_converted(source, run, world=CPU, resume=True, quiet=True).step == 6
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

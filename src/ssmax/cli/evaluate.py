@@ -10,6 +10,7 @@ import numpy as np
 from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
+from ssmax.hf.adapter import CONFIG as ADAPTER
 from ssmax.records import to_json_line
 from ssmax.study.measurement import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS, Measurement
 from ssmax.train.watch import LiveLine
@@ -54,6 +55,12 @@ class Models:
             )
         if self.adapter is not None and len(self.hf) != 1:
             raise ValueError(f"--adapter goes with one --hf, got {len(self.hf)}")
+        # Its base is measured first, which may take hours.
+        if self.adapter is not None and not (self.adapter / ADAPTER).is_file():
+            raise ValueError(
+                f"{self.adapter} holds no adapter: ssmax convert MODEL {self.adapter} --adapter "
+                "writes one"
+            )
 
     def measurements(self) -> Iterator[Measurement]:
         """One after the other, so that one model at a time is in memory.

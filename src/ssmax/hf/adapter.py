@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax._files import write_whole
-from ssmax.hf.conversion import Conversion, attach, converted_modules
+from ssmax.hf.conversion import (
+    Conversion,
+    attach,
+    check_unconverted,
+    converted_modules,
+    unwrapped,
+)
 from ssmax.hf.hook import ATTRIBUTE
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
@@ -22,6 +28,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     record = Conversion.of(model)
     if record is None:
         raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    model = unwrapped(model)
     scales = [getattr(module, ATTRIBUTE) for _, module in converted_modules(model)]
     if any(hasattr(scale, "original_module") for scale in scales):
         raise ValueError(
@@ -51,8 +58,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     values = json.loads((folder / CONFIG).read_text())
     values.pop("model", None)
     record = Conversion.from_dict(values)
-    if Conversion.of(model) is not None:
-        raise ValueError("load takes an unconverted base; ssmax.hf.revert makes it one")
+    check_unconverted(model)
     tensors = load_file(folder / WEIGHTS)
     attach(model, record)
     try:

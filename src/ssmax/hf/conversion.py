@@ -1,16 +1,17 @@
 """Put an SSMax beside every chosen attention of a model, and take it away again."""
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, install, scale_of
+from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, HookedScale, install, scale_of
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -37,7 +38,7 @@ class Conversion:
         return getattr(model, RECORD, None)
 
     def put(self, model: Any) -> None:
-        """On the model, and in its config, which may be shared with others, for its checkpoint."""
+        """On the model, and in its config, for its checkpoint."""
         setattr(model, RECORD, self)
         setattr(model.config, KEY, {**dataclasses.asdict(self), "layers": list(self.layers)})
 
@@ -84,6 +85,7 @@ def convert(
     decoder and towers of pictures or sound as well.
     """
     _check_model(model)
+    check_unconverted(model)
     rule, train_length = _check_choice(rule, init, train_length, bias)
     if not callable(layers) and layers not in ("full", "all"):
         raise ValueError(f"layers must be 'full', 'all' or a function, got {layers!r}")
@@ -112,12 +114,15 @@ def attach(model: nn.Module, record: Conversion) -> None:
         )
     # All of them before the first is attached: an error leaves the model as it was.
     scales = {
-        name: SSMaxScale(_num_heads(name, known[name]), record.rule, record.train_length)
+        name: HookedScale(_num_heads(name, known[name]), record.rule, record.train_length)
         for name in record.layers
     }
     install()
     for name, scale in scales.items():
-        known[name].add_module(ATTRIBUTE, scale.to(_device_of(known[name])))
+        module = known[name]
+        # Its own float32 where the model is narrower.
+        wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+        module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
     record.put(model)
     _split_with_the_heads(model, scales)
 
@@ -126,7 +131,7 @@ def revert(model: nn.Module) -> nn.Module:
     """Softmax again, in place; the model as it was before, but for what training changed."""
     if Conversion.of(model) is None:
         raise ValueError(f"this {type(model).__name__} was not converted; there is nothing to undo")
-    Conversion.take_away(model)
+    Conversion.take_away(unwrapped(model))
     return model
 
 
@@ -144,7 +149,8 @@ def attention_modules(
     attention: str,
 ) -> Iterator[tuple[str, nn.Module]]:
     """Modules that ask for their attention function where the hook is, and were asked for."""
-    routed = [(name, module) for name, module in model.named_modules() if _routes(type(module))]
+    modules = model.named_modules()
+    routed = [(name, module) for name, module in modules if _routes(type(module).forward)]
     if attention == "self":
         routed = [(name, module) for name, module in routed if _is_self(name, module)]
         # Beside a decoder, an encoder's length is not the one that grows.
@@ -184,8 +190,31 @@ def _check_model(model: nn.Module) -> None:
             "this model is sharded already; convert it before fully_shard, FSDP or a tensor "
             "parallel plan"
         )
-    if Conversion.of(model) is not None:
-        raise ValueError("this model was converted already; ssmax.hf.revert undoes it")
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            "PEFT has changed this model already and would not save its s and b; convert or load "
+            "the model before PEFT wraps it"
+        )
+
+
+def check_unconverted(model: Any) -> None:
+    """Refuse a model that has an s already, or had one: it would be lost."""
+    if Conversion.of(model) is not None or any(converted_modules(model)):
+        raise ValueError(
+            "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"
+        )
+    if hasattr(model.config, KEY):
+        raise ValueError(
+            f"the config of this {type(model).__name__} says that it was converted already; "
+            "ssmax.hf.from_pretrained loads a checkpoint with its s. A config that is another "
+            f"model's too has to be copied first; to begin anew, delete config.{KEY}"
+        )
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside the wrapper of torch.compile or PEFT, which answers in its name."""
+    model = getattr(model, "_orig_mod", model)
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _check_transformers() -> None:
@@ -258,17 +287,13 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     )
 
 
-def _routes(kind: type[nn.Module]) -> bool:
-    """True where the module's own code asks for its attention function."""
-    if kind not in _routing:
-        try:
-            _routing[kind] = "get_interface(" in inspect.getsource(kind.forward)
-        except (OSError, TypeError):
-            _routing[kind] = False
-    return _routing[kind]
-
-
-_routing: dict[type, bool] = {}
+@functools.cache
+def _routes(forward: Callable[..., Any]) -> bool:
+    """True where a module's own code asks for its attention function."""
+    try:
+        return "get_interface(" in inspect.getsource(forward)
+    except (OSError, TypeError):
+        return False
 
 
 def _is_self(name: str, module: nn.Module) -> bool:
@@ -329,13 +354,14 @@ def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
     return getattr(model, "_tp_plan", None) or {}
 
 
-def _device_of(module: nn.Module) -> torch.device:
+def device_of(module: nn.Module) -> torch.device:
+    """Where it computes."""
     for part in module.modules():
         # Offloaded weights are on no device; s and b are small and stay where they are used.
         where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)
         if where is not None:
             return torch.device(where)
-    for tensor in (*module.parameters(), *module.buffers()):
-        if isinstance(tensor, Tensor):
-            return tensor.device
-    return torch.device("cpu")
+    devices = [tensor.device for tensor in (*module.parameters(), *module.buffers())]
+    # While a checkpoint is loaded a module is nowhere, but for what it computes by itself.
+    nowhere = torch.device("meta")
+    return nowhere if nowhere in devices else next(iter(devices), torch.device("cpu"))

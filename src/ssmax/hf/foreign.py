@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax.hf.adapter import fill
-from ssmax.hf.conversion import Conversion, attach, attention_modules
+from ssmax.hf.conversion import Conversion, attach, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
 
 
@@ -67,6 +67,7 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
 
 def adopt_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> nn.Module:
     """The same for tensors by their names in the checkpoint."""
+    check_unconverted(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

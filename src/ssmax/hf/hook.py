@@ -5,6 +5,7 @@ have called; for all others nothing changes. The hook is installed by the first 
 """
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +24,20 @@ OLDEST, NEWEST = (5, 1), (5, 22)
 # Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 _auditors: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
+_one_at_a_time = threading.Lock()
+
+
+def install() -> None:
+    """Once, however often and by however many threads it is asked for.
+
+    Copies in remote code have hooks of their own.
+    """
+    with _one_at_a_time:
+        _install()
 
 
 @functools.cache
-def install() -> None:
-    """Once, however often it is asked for; copies in remote code have hooks of their own."""
+def _install() -> None:
     from transformers.modeling_utils import AttentionInterface
 
     original = AttentionInterface.get_interface
@@ -37,6 +47,15 @@ def install() -> None:
         return functools.partial(_attend, function, attn_implementation)
 
     AttentionInterface.get_interface = get_interface
+
+
+class HookedScale(SSMaxScale):
+    """An SSMaxScale that brings the hook along to where it is unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As nn.Module's."""
+        install()
+        super().__setstate__(state)
 
 
 def _attend(
@@ -77,7 +96,9 @@ def scale_of(module: nn.Module) -> Any:
     The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
     """
     found = getattr(module, ATTRIBUTE, None)
-    return found if isinstance(getattr(found, "original_module", found), SSMaxScale) else None
+    if found is None or isinstance(found, SSMaxScale):
+        return found
+    return found if isinstance(getattr(found, "original_module", None), SSMaxScale) else None
 
 
 def _known_kind(implementation: str | None) -> Kind:
@@ -91,6 +112,9 @@ def _known_kind(implementation: str | None) -> Kind:
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: int | Tensor) -> Tensor:
+    if isinstance(num_keys, int) and not RULES[scale.rule].learnt:
+        # The same for every head, and on no device: a number.
+        return query * scale(num_keys)[0].item()
     if isinstance(num_keys, int) or num_keys.dim() < 3:
         factor = scale(num_keys)
         # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that

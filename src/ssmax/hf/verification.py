@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.conversion import Conversion, converted_modules, in_tower
+from ssmax.hf.conversion import Conversion, converted_modules, device_of, in_tower, unwrapped
 from ssmax.hf.hook import audited
 
 TOKENS, PADDING = 12, 5
@@ -36,6 +36,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     record = Conversion.of(model)
     if record is None:
         raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
+    model = unwrapped(model)
     names = {module: name for name, module in converted_modules(model)}
     if set(names.values()) != set(record.layers):
         gone = sorted(set(record.layers) ^ set(names.values()))
@@ -93,7 +94,7 @@ def _compare(
 def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
     config: Any = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    device = next(model.parameters()).device
+    device = device_of(model)
     tokens = torch.arange(TOKENS, device=device).remainder(max(2, text.vocab_size - 1)).view(1, -1)
     inputs: dict[str, Any] = {"input_ids": tokens + 1 if text.vocab_size > TOKENS + 1 else tokens}
     if padding:

@@ -212,8 +212,10 @@ class SSMaxScale(_KeepsFloat32):
         An int is the n of a single query: (heads, 1).
         """
         if isinstance(num_keys, int):
-            if self.rule == "ssmax_bias":
-                return rules.unchecked_ssmax_factor(num_keys, self.scale, self.bias).unsqueeze(-1)
+            if self.rule in ("ssmax", "ssmax_bias"):
+                here = self._of_this_rank()
+                bias = here.bias if self.rule == "ssmax_bias" else None
+                return rules.unchecked_ssmax_factor(num_keys, here.scale, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.tensor([num_keys], device=device)
         if num_keys.dim() not in (1, 2):

@@ -53,10 +53,10 @@ def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) 
 
 def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
     """The same for n that was counted and s that was looked at: reading them again takes time."""
-    if isinstance(num_keys, int) and isinstance(s, Tensor) and isinstance(bias, Tensor):
+    if isinstance(num_keys, int) and isinstance(s, Tensor) and isinstance(bias, Tensor | None):
         # In one launch: the step of an eager decoder is made of little else.
-        wide = torch.promote_types(s.dtype, torch.float32)
-        return torch.add(bias.to(wide), s.to(wide), alpha=math.log(num_keys))
+        log_n, s = math.log(num_keys), s.to(torch.promote_types(s.dtype, torch.float32))
+        return s * log_n if bias is None else torch.add(bias, s, alpha=log_n)
     if bias is None:
         n, s = _per_head(num_keys, s)
         return s * n.log()

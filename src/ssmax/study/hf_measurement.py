@@ -1,8 +1,12 @@
 """Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
 
+import hashlib
 import importlib.metadata
 import inspect
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from ssmax._extras import require
 from ssmax.data.shards import ShardSet
@@ -26,15 +30,13 @@ def hf_tokenizer(source: str) -> str:
     """Where a model's tokenizer.json is."""
     utilities = require("transformers.utils", extra="hf", purpose="reading a tokenizer")
     try:
-        path = utilities.cached_file(source, FILE)
-    except OSError:
-        path = None
-    if path is None:
+        return utilities.cached_file(source, FILE)
+    except OSError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
         raise ValueError(
-            f"{source!r} holds no {FILE}, so that no text can be put into its tokens; give "
-            "--tokenizer, a name or the path of one"
-        )
-    return path
+            f"{source!r} gives no {FILE} ({first}), so that no text can be put into its tokens; "
+            "give --tokenizer, a name or the path of one"
+        ) from None
 
 
 def hf_measurement(
@@ -52,7 +54,9 @@ def hf_measurement(
     """
     here = device_of(device)
     loaded = load_tokenizer(tokenizer)
-    model = load_causal(source, adapter, dtype="auto").to(here)
+    model = load_causal(source, adapter, dtype="auto")
+    weights = weights_hash(model)
+    model.to(here)
     config = model.config.get_text_config()
     if loaded.vocabulary.size > config.vocab_size:
         raise ValueError(
@@ -67,6 +71,7 @@ def hf_measurement(
         identity={
             "source": source,
             "adapter": None if adapter is None else str(adapter),
+            "weights": weights,
             "model": model.config.to_dict(),
             "dtype": str(model.dtype),
             "tokenizer": loaded.vocabulary.hash,
@@ -80,6 +85,15 @@ def hf_measurement(
     )
     _check_text(measured.shards(), loaded.vocabulary.hash, tokenizer)
     return measured
+
+
+def weights_hash(model: nn.Module) -> str:
+    """What a folder holds changes when it is trained on; its name and its config do not."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def check_same_tokens(source: str, tokenizer: str) -> None:

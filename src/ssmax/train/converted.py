@@ -193,9 +193,16 @@ def finetune_converted(
     before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base
-        questions = questions or before.data.questions
-        if data is None and before.data.folder:
-            data = Path(before.data.folder)
+        # What is frozen is in no checkpoint: another model's weights would take its place.
+        for began, given in (
+            (before.model.folder, str(source.resolve())),
+            (before.model.base, base),
+        ):
+            if began != given:
+                raise ValueError(f"{folder} began with {began}, not with {given}; resume with that")
+        if data is None and questions is None:
+            questions = before.data.questions
+            data = Path(before.data.folder) if before.data.folder else None
     model, home = _load(source, base or "")
     tokenizer_file = _tokenizer_file(home)
     tokenizer = load_tokenizer(str(tokenizer_file))

@@ -83,7 +83,7 @@ def data_prepare(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     tokenizer: Annotated[
-        str, typer.Option(help="gpt2, bytes, small, or a tokenizer.json.")
+        str, typer.Option(help="gpt2, gpt2-digits, bytes, small, or a tokenizer.json.")
     ] = "gpt2",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     validation_fraction: Annotated[float, typer.Option(help="Share of the documents.")] = 0.005,

@@ -124,6 +124,7 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Of every configuration; by default the preset's.")
     ] = None,
+    first_seed: Annotated[int, typer.Option(help="Seeds are counted from it.")] = 0,
     only: Annotated[
         list[str] | None, typer.Option(help="figure1 to figure8; may be repeated.")
     ] = None,
@@ -132,6 +133,10 @@ def reproduce(
         Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Prepared tokens to measure on; by default the validation side."),
+    ] = None,
     questions: Annotated[
         str | None, typer.Option(help="Of fine-tuning: a file in SQuAD's format.")
     ] = None,
@@ -143,6 +148,15 @@ def reproduce(
         str, typer.Option(help='Before every training, as "torchrun --nproc-per-node 8".')
     ] = "",
     device: Device = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Save and stop after so many; the same command goes on.")
+    ] = None,
+    piece: Annotated[
+        str, typer.Option(help="The name of this machine's piece of a larger study.")
+    ] = "",
+    records: Annotated[
+        Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
@@ -156,18 +170,36 @@ def reproduce(
         preset,
         configs=configs,
         seeds=seeds,
+        first_seed=first_seed,
         only=only or [],
         dry_run=dry_run,
         out=out,
         data=data,
+        test=test,
         questions=questions,
         sets=set_ or [],
         workers=workers,
         launcher=launcher,
         device=device,
+        minutes=minutes,
+        piece=piece,
+        records=records,
         open_page=open_page,
         as_json=json_,
     )
+
+
+@app.command()
+def gather(
+    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
+    archives: Annotated[
+        list[Path], typer.Argument(metavar="PIECE...", help="Files of reproduce --records.")
+    ],
+) -> None:
+    """Put the pieces of a study that was made on several machines into one folder."""
+    from ssmax.cli.study import gather_shown
+
+    gather_shown(archives, folder)
 
 
 @app.command()

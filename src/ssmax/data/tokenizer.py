@@ -80,8 +80,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(
-            f"the tokenizer {name!r} is none of gpt2, gpt2-digits, bytes and small, and there is no "
-            f"file {path}; give one of these names, or the path of a {FILE}"
+            f"the tokenizer {name!r} is none of gpt2, gpt2-digits, bytes and small, and there is "
+            f"no file {path}; give one of these names, or the path of a {FILE}"
         )
     return _JsonTokenizer(path)
 

@@ -13,7 +13,7 @@ from ssmax.report.findings import Replica, read_findings
 from ssmax.study import conductor
 from ssmax.study.pieces import gather
 from ssmax.study.plan import makespan, plan
-from ssmax.study.presets import FAMILY, gpu
+from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
 
 
@@ -119,6 +119,15 @@ def test_two_runs_of_the_gpu_preset_with_all_measurements_fit_half_an_hour():
     study = gpu()
     seconds = makespan(study, plan(study, configurations=["a", "b"], seeds=1), workers=1)
     assert seconds - study.seconds["data"] < 29 * 60
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_the_small_preset_but_for_what_it_is_called_after(variant):
+    base, study = study_named("small"), study_named(f"small:{variant}")
+    assert study.preset == f"small:{variant}"
+    assert study.pretraining == base.pretraining.replaced(VARIANTS[variant]) != base.pretraining
+    assert dataclasses.replace(study, preset="small", pretraining=base.pretraining) == base
+    assert min(study.seeds[name] for name in "abcdef") == 3
 
 
 def test_the_family_needs_no_training_of_its_own():

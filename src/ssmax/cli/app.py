@@ -117,7 +117,9 @@ def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder."
 
 @app.command()
 def reproduce(
-    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="quick, gpu, paper, small or small:VARIANT.")
+    ] = "quick",
     configs: Annotated[
         str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
     ] = None,

@@ -16,7 +16,7 @@ from ssmax.report.findings import STUDY
 from ssmax.report.side_by_side import text_table, write_side_by_side
 from ssmax.study.pieces import gather
 from ssmax.study.plan import read_figures
-from ssmax.study.presets import PRESETS
+from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
 
@@ -46,9 +46,7 @@ def reproduce_shown(
     as_json: bool,
 ) -> int:
     """Reproduce, say what came out; the exit code."""
-    if preset not in PRESETS:
-        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    study = PRESETS[preset]()
+    study = study_named(preset)
     study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
     if questions is not None:
         if not Path(questions).is_file():
@@ -57,7 +55,7 @@ def reproduce_shown(
     for tokens in (data, test):
         if tokens is not None and not tokens.is_dir():
             raise ValueError(f"there are no prepared tokens in {tokens}")
-    folder = out or Path("reproduction") / preset
+    folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = reproduce(

@@ -17,6 +17,10 @@ NOTES = {
         "seeds. It takes the paper's path step by step and says what comes out at that size; it "
         "cannot speak for models six hundred times larger. The gpu and paper presets can."
     ),
+    "small": (
+        "A model of 49 million parameters, trained for 66 million tokens at 512: smaller than the "
+        "paper's, so that every configuration has three seeds."
+    ),
     "gpu": (
         "The paper's model after 250 million tokens, in steps of a thirty-second of its batch. "
         "Added to its recipe, so that numbers are looked up at all after so few: every digit is a "

@@ -34,7 +34,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     return {
         "title": "Scalable-Softmax, reproduced",
         "preset": preset,
-        "note": NOTES.get(preset, ""),
+        "note": NOTES.get(preset.partition(":")[0], ""),
         "train_length": findings.train_length,
         "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
         "claims": claims(findings),

@@ -73,8 +73,9 @@ class Findings:
 
     @property
     def is_in_pieces(self) -> bool:
-        """More than one machine made it, or one after another did."""
-        return any(replica.piece for found in self.curves.values() for replica in found)
+        """It was not made on one machine."""
+        pieces = {replica.piece for found in self.curves.values() for replica in found}
+        return len(pieces) > 1
 
     @property
     def theta(self) -> float:

@@ -59,9 +59,8 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
         check_archive(archive)
         with unpacked(archive) as piece:
             values = _study_of(piece, archive)
-        name = values["piece"]
-        if not name:
-            raise ValueError(f"{archive} is a whole study: it was made without --piece")
+        # A study that was made on one machine is its only piece.
+        name = values["piece"] or archive.name.removesuffix(ARCHIVE)
         check_piece(name)
         if (folder / STUDY).exists():
             values = _joined(_study_of(folder, folder), values, archive)
@@ -89,14 +88,14 @@ def _records(folder: Path) -> Iterator[Path]:
 def _homes(folder: Path) -> list[str]:
     """Where the study and its texts lie, as paths begin that are written into records."""
     values = json.loads((folder / STUDY).read_text())
-    parents = {Path(values[name]).parent for name in ("data", "test")}
+    parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
     return [f"{home}/" for home in (folder.resolve(), *sorted(parents))]
 
 
 def _study_of(folder: Path, said: Path) -> dict[str, Any]:
     try:
         values = json.loads((folder / STUDY).read_text())
-        return {"piece": "", **values, "study": dict(values["study"])}
+        return {"piece": "", "commands": [], **values, "study": dict(values["study"])}
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{said} is no piece of a study: {error}") from None
 

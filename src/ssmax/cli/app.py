@@ -342,7 +342,7 @@ def bench(
 
 @app.command()
 def pretrain(
-    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    preset: Annotated[str, typer.Option(help="quick, small, gpu or paper.")] = "quick",
     config: Annotated[
         str, typer.Option(help="a, b, c, d, f, probe, temperature, or a rule's name.")
     ] = "b",

@@ -8,7 +8,7 @@ PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs pictures speed licences tiny release-check clean
+.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ bench: $(READY)  ## cost of SSMax on this machine, against what a user would pic
 
 docs: $(READY)  ## the site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
+
+results: $(READY)  ## results/ and its tables in README and docs anew, from the records
+	"$(BIN)/python" tools/results.py
 
 pictures: $(READY)  ## docs/pictures anew, from what is computed
 	"$(BIN)/python" tools/pictures.py

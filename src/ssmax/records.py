@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 
 Record = TypeVar("Record")
 
+PIECE_VARIABLE = "SSMAX_PIECE"
+"""Names the piece of a study to the processes that make its records."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
@@ -35,6 +38,8 @@ class Provenance:
     """The seed of everything random in it."""
     date: str
     """Day in UTC, ISO 8601."""
+    piece: str = ""
+    """What was made side by side on one machine, of a study made in pieces."""
 
     @classmethod
     def here(cls, *, config: Mapping[str, Any], device: str, seed: int) -> "Provenance":
@@ -46,6 +51,7 @@ class Provenance:
             device=device,
             seed=seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+            piece=os.environ.get(PIECE_VARIABLE, ""),
         )
 
 
@@ -215,6 +221,8 @@ def _flat(row: BenchmarkRow) -> dict[str, Any]:
     flat = dataclasses.asdict(row)
     provenance = flat.pop("provenance")
     versions = provenance.pop("versions")
+    # Timings are compared within one run of a benchmark, which is a piece by itself.
+    del provenance["piece"]
     return {**flat, **provenance, **versions}
 
 

@@ -321,7 +321,7 @@ def test_bad_settings_get_one_clear_error(tmp_path):
         ({"workers": 0}, "workers must be at least 1"),
         ({"validation_fraction": 1.0}, "validation_fraction must be"),
         ({"validation_fraction": -0.1}, "validation_fraction must be"),
-        ({"tokenizer": "gtp2"}, "none of gpt2, bytes and small"),
+        ({"tokenizer": "gtp2"}, "none of gpt2, gpt2-digits, bytes and small"),
         ({"source": "nowhere"}, "no file or folder"),
         ({"out": source / "out"}, "lies inside the source"),
     ):
@@ -397,3 +397,23 @@ def test_the_tokenizer_json_is_kept_beside_its_tokens(tmp_path):
     prepare(str(tmp_path / "texts"), tmp_path / "out", tokenizer=str(tmp_path / "mine.json"))
     kept = load_tokenizer(str(tmp_path / "out"))
     assert kept.vocabulary.hash == ShardSet.open(tmp_path / "out" / "train").vocabulary.hash
+
+
+def test_token_files_of_gpt2_are_prepared_digit_by_digit_on_the_same_sides(tmp_path):
+    gpt2, digits = load_tokenizer("gpt2"), load_tokenizer("gpt2-digits")
+    texts = [f"Number {number} of 1234567." for number in range(40)]
+    ready = [token for text in texts for token in [*gpt2.encode(text), 50_256]]
+    with lzma.open(tmp_path / "ready.bin.xz", "wb") as file:
+        file.write(np.array(ready, "<u2").tobytes())
+    sides = {}
+    for name, tokenizer in (("gpt2", gpt2), ("gpt2-digits", digits)):
+        out = tmp_path / name
+        prepare(f"tokens:{tmp_path / 'ready.bin.xz'}", out, tokenizer=name, workers=1,
+                validation_fraction=0.3)  # fmt: skip
+        for side in ("train", "validation"):
+            shards = ShardSet.open(out / side)
+            assert shards.vocabulary == tokenizer.vocabulary
+            text = tokenizer.decode(shards.slice(0, shards.num_tokens).tolist())
+            sides.setdefault(side, []).append(text)
+    for with_gpt2, with_digits in sides.values():
+        assert with_gpt2 == with_digits

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -71,6 +72,30 @@ def test_ordinary_text_is_encoded_as_tiktoken_does(gpt2):
     assert sum(map(len, texts)) > 1_000_000
     for text in texts:
         assert gpt2.encode(text) == gpt2._encoding.encode_ordinary(text)
+
+
+def test_gpt2_digits_spells_numbers_digit_by_digit_and_nothing_else(gpt2):
+    digits = load_tokenizer("gpt2-digits")
+    assert [digits.decode([token]) for token in digits.encode("In 2024, 8106422.")] == [
+        *("In", " 2", "0", "2", "4", ",", " 8", "1", "0", "6", "4", "2", "2", ".")
+    ]
+    plain = "No number, \u00bd and \u0663 are no digits here."
+    assert digits.encode(plain) == gpt2.encode(plain)
+    assert digits.vocabulary.size == gpt2.vocabulary.size
+    assert digits.vocabulary.hash != gpt2.vocabulary.hash
+
+
+@settings(max_examples=300)
+@given(st.text("0123456789 a.,\n\u00b2", max_size=60))
+def test_ready_tokens_of_gpt2_become_those_of_gpt2_digits(text):
+    gpt2, digits = cached("gpt2"), cached("gpt2-digits")
+    ready = np.array(gpt2.encode(text), np.uint16)
+    spelled = digits.retokenised(ready)
+    assert spelled.tolist() == digits.encode(text) and spelled.dtype == ready.dtype
+    assert digits.decode(spelled.tolist()) == text
+    # No token has two digits, and what is split stays split.
+    assert all(sum(map(str.isdecimal, digits.decode([one]))) <= 1 for one in spelled.tolist())
+    assert np.array_equal(digits.retokenised(spelled), spelled)
 
 
 cached = functools.cache(load_tokenizer)
@@ -151,7 +176,7 @@ def test_added_tokens_count_for_the_size(json_path, tmp_path):
 
 
 def test_what_is_no_tokenizer_is_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match="'gtp2' is none of gpt2, bytes and small"):
+    with pytest.raises(ValueError, match="'gtp2' is none of gpt2, gpt2-digits, bytes and small"):
         load_tokenizer("gtp2")
     with pytest.raises(ValueError, match="tokenizer.json"):
         load_tokenizer(str(tmp_path))

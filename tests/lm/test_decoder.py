@@ -13,6 +13,7 @@ CASES = {
     "grouped heads": {"num_key_heads": 2},
     "norms": {"qk_norm": True},
     "window": {"window": 5},
+    "window in half of the layers": {"window": 5, "full_every": 2},
     "half rotated": {"rotary_width": 4},
 } | {rule: {"rule": rule} for rule in RULES}
 

@@ -105,7 +105,9 @@ def test_a_token_sees_only_what_came_before():
 
 @pytest.mark.parametrize("rule", sorted(RULES))
 @pytest.mark.parametrize(
-    "options", [{}, {"num_key_heads": 2, "qk_norm": True}, {"window": 5}], ids=str
+    "options",
+    [{}, {"num_key_heads": 2, "qk_norm": True}, {"window": 5}, {"window": 5, "full_every": 2}],
+    ids=str,
 )
 def test_any_split_into_chunks_gives_the_same_logits(rule, options):
     model, row = make(rule=rule, **options), tokens()
@@ -390,3 +392,13 @@ def test_a_narrow_residual_stream_is_no_worse_than_a_narrow_model():
         ours = model.hidden(tokens)
     assert ours.dtype == torch.bfloat16
     assert_no_worse_than(ours, narrow, exact, slack=1.0)
+
+
+def test_every_so_many_layers_see_everything_and_the_others_their_window():
+    model = make(num_layers=4, window=3, full_every=2)
+    tokens_BT = torch.arange(8).unsqueeze(0)
+    for layer, weights in enumerate(model.attention_rows(tokens_BT, [7])):
+        seen = (weights[0, :, 0] > 0).all(0).sum()
+        assert seen == (8 if layer % 2 else 3)
+    with pytest.raises(ValueError, match="full_every must be at least 2 and needs a window"):
+        make(full_every=2)

@@ -311,14 +311,16 @@ def drag(tab, figure, start, end):
 def test_every_figure_is_drawn(visit):
     tab = visit()
     for key in "145":
-        assert tab.locator(f"#figure-{key} .series .line").count() == (2 if key == "1" else 7)
+        assert tab.locator(f"#figure-{key} .series .line").count() == (
+            2 if key == "1" else len(NAMES)
+        )
     assert tab.locator("#figure-2 .series .shape").count() == 128
     assert tab.locator("#figure-3 .series .line").count() == 8
     assert tab.locator("#figure-6 .cell").count() == 110
-    assert tab.locator("#figure-7 .series .shape").count() == 7 * 25
-    assert tab.locator("#figure-8 .series .shape").count() == 7 * 100
+    assert tab.locator("#figure-7 .series .shape").count() == len(NAMES) * 25
+    assert tab.locator("#figure-8 .series .shape").count() == len(NAMES) * 100
     assert tab.locator("#scales .cell").count() == 16
-    assert tab.locator("#fading .series .line").count() == 16
+    assert tab.locator("#fading .series .line").count() == 2 * (len(NAMES) + 1)
     drawn = tab.evaluate(
         "[...document.querySelectorAll('path.line')].map((p) => p.getAttribute('d'))"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import overall
-from ssmax.report.findings import Findings
+from ssmax.report.findings import Findings, Replica
 from ssmax.report.payload import payload
 from ssmax.study.claims import judge
 from ssmax.study.presets import quick
@@ -19,6 +19,7 @@ NAMES = ("a", "b", "c", "d", "e", "f", "temperature")
 # As the paper has it, larger is better; the control is ours.
 ORDER = {"b": 6, "c": 5, "d": 4, "f": 3, "e": 2, "temperature": 1, "a": 0}
 LENGTH = quick().train_length
+FIRST, SECOND = Replica(0), Replica(1)
 
 
 def findings(*, better=ORDER, seeds=1):
@@ -27,7 +28,7 @@ def findings(*, better=ORDER, seeds=1):
     found = Findings(study=quick().to_dict())
     found.study["pretraining"] = quick().pretraining.to_dict()
     documents, trials = chance.normal(0, 0.3, 12), range(40)
-    for seed in range(seeds):
+    for seed in map(Replica, range(seeds)):
         noise = chance.normal(0, 0.01, 400)
         found.tables[seed] = (0.3 * np.log(np.arange(1, 65)) + 1 + noise[:64]).tolist()
         for name in NAMES:
@@ -117,7 +118,7 @@ def test_the_interval_says_what_it_is_over(seeds, basis):
 
 def test_only_seeds_that_both_have_are_compared():
     found = findings(seeds=2)
-    del found.position_losses["c"][1]
+    del found.position_losses["c"][SECOND]
     one = next(one for one in judge(found, HERE) if "(c) loses less than (a)" in one.text)
     assert one.basis.endswith("one seed")
 
@@ -131,8 +132,8 @@ def test_the_control_has_no_part_in_a_claims_verdict():
 
 def test_about_equal_is_a_margin():
     found = findings()
-    steps, losses = found.curves["c"][0]
-    found.curves["c"][0] = (steps, [loss + 0.1 for loss in losses])
+    steps, losses = found.curves["c"][FIRST]
+    found.curves["c"][FIRST] = (steps, [loss + 0.1 for loss in losses])
     assert verdicts(found)["(c) is equal to (b) within 0.02 nats"] == "contradicted"
 
 
@@ -153,7 +154,7 @@ def test_a_claim_is_as_strong_as_its_weakest_comparison(words, verdict):
 def test_the_page_is_told_everything_that_was_measured():
     found = findings(seeds=2)
     found.comparisons = judge(found, HERE)
-    found.scales = {"b": {0: {"blocks.0.ssmax.scale": [0.1, 0.2]}}}
+    found.scales = {"b": {FIRST: {"blocks.0.ssmax.scale": [0.1, 0.2]}}}
     values = payload(found, static={})
     assert set(values["figures"]) == {"2", "4", "5", "6", "7", "8"}
     assert values["figures"]["6"]["maps"]["b"]["trials"] == 80
@@ -166,9 +167,9 @@ def test_the_page_is_told_everything_that_was_measured():
 def test_two_seeds_that_disagree_decide_nothing():
     found = findings(seeds=2)
     for score in found.scores["b"], found.scores["a"]:
-        score[1] = [
+        score[SECOND] = [
             dataclasses.replace(one, number_scores=[[1.0 - one.number_scores[0][0], 0.0]] * 2)
-            for one in score[1]
+            for one in score[SECOND]
         ]
     text = "the top needle score of (b) is above that of (a)"
     assert verdicts(findings(seeds=2))[text] == "supported"
@@ -178,7 +179,7 @@ def test_two_seeds_that_disagree_decide_nothing():
 def test_the_first_value_of_the_probe_has_no_part_in_its_shape():
     """n = 1 has no gradient: p_1 stays where it began, far off any curve."""
     found = findings()
-    found.tables[0][0] = 50.0
+    found.tables[FIRST][0] = 50.0
     assert verdicts(found)["log n fits the learnt p_n better than n does"] == "supported"
 
 
@@ -200,12 +201,12 @@ def test_a_claim_is_not_supported_by_what_was_not_measured():
 def test_one_pair_that_cannot_be_compared_leaves_the_others(broken):
     found = findings()
     if broken == "nan":
-        found.position_losses["b"][0].binned[0][1] = float("nan")
+        found.position_losses["b"][FIRST].binned[0][1] = float("nan")
     elif broken == "seeds":
-        found.position_losses["b"] = {1: found.position_losses["b"][0]}
+        found.position_losses["b"] = {SECOND: found.position_losses["b"][FIRST]}
     else:
-        record = found.position_losses["b"][0]
-        found.position_losses["b"][0] = dataclasses.replace(
+        record = found.position_losses["b"][FIRST]
+        found.position_losses["b"][FIRST] = dataclasses.replace(
             record, edges=record.edges[:2], binned=[row[:1] for row in record.binned]
         )
     told = verdicts(found)
@@ -216,9 +217,55 @@ def test_one_pair_that_cannot_be_compared_leaves_the_others(broken):
 def test_a_table_that_falls_or_is_a_power_is_no_logarithm():
     found = findings()
     n = np.arange(1, 65)
-    found.tables[0] = (5 - np.log(n)).tolist()
+    found.tables[FIRST] = (5 - np.log(n)).tolist()
     assert verdicts(found)["the learnt p_n rises with log n"] == "contradicted"
-    found.tables[0] = (n**0.6).tolist()
+    found.tables[FIRST] = (n**0.6).tolist()
     told = verdicts(found)
     text = next(text for text in told if "best power" in text)
     assert told[text] == "contradicted"
+
+
+def in_pieces(found, pieces):
+    """The same measurements, as if run `number` of each configuration came from pieces[number]."""
+    for home in (found.curves, found.position_losses, found.trials, found.scores):
+        for name, by_seed in home.items():
+            home[name] = {
+                Replica(seed.seed, pieces(name)[seed.seed]): record
+                for seed, record in by_seed.items()
+            }
+    return found
+
+
+def test_what_was_not_made_side_by_side_is_not_compared():
+    found = in_pieces(findings(seeds=2), lambda name: ["p", "q"] if name != "b" else ["q", "p"])
+    one = next(one for one in judge(found, HERE) if "(b) loses less than (a)" in one.text)
+    assert (one.verdict, one.basis) == (
+        "not measured", "no seed was measured of both, side by side"
+    )  # fmt: skip
+    assert verdicts(found)["beyond the training length (c) loses less than (a)"] == "supported"
+
+
+def test_what_machines_differ_by_does_not_enter_a_comparison():
+    """A machine that shifts both of a pair by 5 nats changes nothing."""
+    plain, shifted = findings(seeds=3), findings(seeds=3)
+    for name in ("a", "b"):
+        for seed, (steps, losses) in shifted.curves[name].items():
+            shifted.curves[name][seed] = (steps, [loss + 5.0 * seed.seed for loss in losses])
+    shifted = in_pieces(shifted, lambda name: ["p", "q", "r"])
+    one, other = (
+        next(one for one in judge(found, HERE) if one.text == "(b) learns below (a)")
+        for found in (plain, shifted)
+    )
+    assert other.effect == pytest.approx(one.effect) and other.low == pytest.approx(one.low)
+    assert other.basis == "3 seeds within 3 pieces"
+
+
+def test_a_seed_that_two_pieces_have_counts_once():
+    found = findings(seeds=2)
+    for home in (found.curves, found.position_losses):
+        for name, by_seed in home.items():
+            home[name] = by_seed | {
+                Replica(seed.seed, "again"): record for seed, record in by_seed.items()
+            }
+    one = next(one for one in judge(found, HERE) if "(b) loses less than (a)" in one.text)
+    assert "the hull of 4 runs side by side" in one.basis

@@ -45,11 +45,11 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     # More seeds are more jobs of the same study; other settings are another study.
     dry = reproduce(tiny, folder, configurations=["b"], seeds=2, dry_run=True)
     assert not dry.is_whole
-    assert re.search(r"pretrain +2 jobs, 1 left  b-0, b-1", capfd.readouterr().out)
+    assert re.search(r"pretrain +2 jobs, 1 left, 1:16 each  b-0, b-1", capfd.readouterr().out)
     other = tiny.__class__(**{**_fields(tiny), "digits": 3})
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(other, folder)
-    with pytest.raises(ValueError, match="was begun with the text in"):
+    with pytest.raises(ValueError, match="was begun with data"):
         reproduce(tiny, folder, data=tmp_path)
 
 
@@ -116,7 +116,8 @@ def test_stopped_in_the_middle_it_goes_on(tiny, tmp_path):
 
 def _write(study, folder):
     jobs = reproduction.plan(study, configurations=["a"])
-    reproduction._write(study, folder, jobs, data=(folder / "data").resolve())
+    data = str((folder / "data").resolve())
+    reproduction._write(study, folder, jobs, origin=reproduction.Origin(data=data, test=data))
 
 
 def _made(folder):

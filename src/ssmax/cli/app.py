@@ -83,7 +83,7 @@ def data_prepare(
     ],
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     tokenizer: Annotated[
-        str, typer.Option(help="gpt2, bytes, small, or a tokenizer.json.")
+        str, typer.Option(help="gpt2, gpt2-digits, bytes, small, or a tokenizer.json.")
     ] = "gpt2",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
     validation_fraction: Annotated[float, typer.Option(help="Share of the documents.")] = 0.005,
@@ -117,13 +117,16 @@ def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder."
 
 @app.command()
 def reproduce(
-    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="quick, gpu, paper, small or small:VARIANT.")
+    ] = "quick",
     configs: Annotated[
         str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Of every configuration; by default the preset's.")
     ] = None,
+    first_seed: Annotated[int, typer.Option(help="Seeds are counted from it.")] = 0,
     only: Annotated[
         list[str] | None, typer.Option(help="figure1 to figure8; may be repeated.")
     ] = None,
@@ -132,6 +135,10 @@ def reproduce(
         Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Prepared tokens to measure on; by default the validation side."),
+    ] = None,
     questions: Annotated[
         str | None, typer.Option(help="Of fine-tuning: a file in SQuAD's format.")
     ] = None,
@@ -143,6 +150,15 @@ def reproduce(
         str, typer.Option(help='Before every training, as "torchrun --nproc-per-node 8".')
     ] = "",
     device: Device = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Save and stop after so many; the same command goes on.")
+    ] = None,
+    piece: Annotated[
+        str, typer.Option(help="The name of this machine's piece of a larger study.")
+    ] = "",
+    records: Annotated[
+        Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
@@ -156,18 +172,36 @@ def reproduce(
         preset,
         configs=configs,
         seeds=seeds,
+        first_seed=first_seed,
         only=only or [],
         dry_run=dry_run,
         out=out,
         data=data,
+        test=test,
         questions=questions,
         sets=set_ or [],
         workers=workers,
         launcher=launcher,
         device=device,
+        minutes=minutes,
+        piece=piece,
+        records=records,
         open_page=open_page,
         as_json=json_,
     )
+
+
+@app.command()
+def gather(
+    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
+    archives: Annotated[
+        list[Path], typer.Argument(metavar="PIECE...", help="Files of reproduce --records.")
+    ],
+) -> None:
+    """Put the pieces of a study that was made on several machines into one folder."""
+    from ssmax.cli.study import gather_shown
+
+    gather_shown(archives, folder)
 
 
 @app.command()
@@ -360,7 +394,7 @@ def bench(
 
 @app.command()
 def pretrain(
-    preset: Annotated[str, typer.Option(help="quick, gpu or paper.")] = "quick",
+    preset: Annotated[str, typer.Option(help="quick, small, gpu or paper.")] = "quick",
     config: Annotated[
         str, typer.Option(help="a, b, c, d, f, probe, temperature, or a rule's name.")
     ] = "b",

@@ -14,8 +14,9 @@ from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
 from ssmax.report.findings import STUDY
 from ssmax.report.side_by_side import text_table, write_side_by_side
+from ssmax.study.pieces import gather
 from ssmax.study.plan import read_figures
-from ssmax.study.presets import PRESETS
+from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
 
@@ -27,30 +28,34 @@ def reproduce_shown(
     *,
     configs: str | None,
     seeds: int | None,
+    first_seed: int,
     only: Sequence[str],
     dry_run: bool,
     out: Path | None,
     data: Path | None,
+    test: Path | None,
     questions: str | None,
     sets: Sequence[str],
     workers: int | None,
     launcher: str,
     device: str | None,
+    minutes: float | None,
+    piece: str,
+    records: Path | None,
     open_page: bool | None,
     as_json: bool,
 ) -> int:
     """Reproduce, say what came out; the exit code."""
-    if preset not in PRESETS:
-        raise ValueError(f"--preset must be one of {', '.join(PRESETS)}, got {preset!r}")
-    study = PRESETS[preset]()
+    study = study_named(preset)
     study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
     if questions is not None:
         if not Path(questions).is_file():
             raise ValueError(f"there is no file {questions}")
         study = dataclasses.replace(study, questions=str(Path(questions).resolve()))
-    if data is not None and not data.is_dir():
-        raise ValueError(f"there are no prepared tokens in {data}")
-    folder = out or Path("reproduction") / preset
+    for tokens in (data, test):
+        if tokens is not None and not tokens.is_dir():
+            raise ValueError(f"there are no prepared tokens in {tokens}")
+    folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = reproduce(
@@ -58,11 +63,16 @@ def reproduce_shown(
             folder,
             configurations=[name.strip() for name in configs.split(",")] if configs else None,
             seeds=seeds,
+            first_seed=first_seed,
             figures=read_figures(only),
             data=data,
+            test=test,
             device=device,
             workers=workers,
             launcher=shlex.split(launcher),
+            minutes=minutes,
+            piece=piece,
+            records=records,
             command=shlex.join(["ssmax", *sys.argv[1:]]),
             dry_run=dry_run,
         )
@@ -84,6 +94,16 @@ def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None
         return
     comparisons, page = report(folder)
     _show(comparisons, page, open_page=open_page, as_json=as_json)
+
+
+def gather_shown(archives: Sequence[Path], folder: Path) -> None:
+    """Gather pieces, say which there are."""
+    for archive in archives:
+        if not archive.is_file():
+            raise ValueError(f"there is no file {archive}")
+    pieces = gather(archives, folder)
+    print(f"{folder} holds {len(pieces)} pieces: {', '.join(pieces)}")
+    print(f"judge and draw them: ssmax report {shlex.quote(str(folder))}")
 
 
 def _show_results(folder: Path, *, open_page: bool | None, as_json: bool) -> None:

@@ -41,7 +41,7 @@ class Vocabulary:
     """Whose tokens these are."""
 
     name: str
-    """gpt2, bytes, or the name of a tokenizer's file."""
+    """gpt2, gpt2-digits, bytes, or the name of a tokenizer's file."""
     hash: str
     """SHA-256 of the tokenizer, in hex."""
     size: int

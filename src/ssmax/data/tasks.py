@@ -151,7 +151,9 @@ def _encode(
 ) -> tuple[int, Sequence[int] | np.ndarray]:
     """The key that decides a document's side, and its tokens."""
     if isinstance(document, TokenDocument):
-        content, tokens = document.tokens.astype("<u4").tobytes(), document.tokens
+        # The side is that of the tokens as they came: gpt2 and gpt2-digits validate on the same.
+        content = document.tokens.astype("<u4").tobytes()
+        tokens = tokenizer.retokenised(document.tokens)
     else:
         content, tokens = document.text.encode(), tokenizer.encode(document.text)
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big"), tokens

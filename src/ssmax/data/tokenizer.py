@@ -1,6 +1,7 @@
-"""Text to tokens and back: GPT-2's BPE, plain bytes, a small BPE, or any tokenizer.json."""
+"""Text to tokens and back: GPT-2's BPE, bytes, a small BPE, or any tokenizer.json."""
 
 import abc
+import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
@@ -9,6 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
+
+import numpy as np
 
 from ssmax._extras import require
 from ssmax.data.shards import Vocabulary
@@ -58,11 +61,17 @@ class Tokenizer(abc.ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens; what is not UTF-8 becomes the replacement character."""
 
+    def retokenised(self, tokens: np.ndarray) -> np.ndarray:
+        """Ready tokens of a file as this vocabulary has them: as they are, but for gpt2-digits."""
+        return tokens
+
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer called gpt2, bytes or small, or that of a tokenizer.json or its folder."""
+    """The tokenizer called gpt2, gpt2-digits, bytes or small, or a tokenizer.json's."""
     if name == "gpt2":
         return _GPT2Tokenizer()
+    if name == "gpt2-digits":
+        return _GPT2DigitsTokenizer()
     if name == "bytes":
         return _BytesTokenizer()
     if name == "small":
@@ -71,8 +80,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise ValueError(
-            f"the tokenizer {name!r} is none of gpt2, bytes and small, and there is no file {path};"
-            f" give one of these names, or the path of a {FILE}"
+            f"the tokenizer {name!r} is none of gpt2, gpt2-digits, bytes and small, and there is "
+            f"no file {path}; give one of these names, or the path of a {FILE}"
         )
     return _JsonTokenizer(path)
 
@@ -136,6 +145,45 @@ class _GPT2Tokenizer(Tokenizer):
             self._encoding.decode(list(piece)) if is_known else UNKNOWN * len(list(piece))
             for is_known, piece in pieces
         )
+
+
+class _GPT2DigitsTokenizer(_GPT2Tokenizer):
+    """GPT-2's BPE, then every number digit by digit: " 2024" is " 2", "0", "2", "4".
+
+    The first digit keeps its space, as words do, so that a number costs no token more than it has
+    digits. GPT-2's tokens of several digits stay in the vocabulary and are never used.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        digest = hashlib.sha256(f"{self.vocabulary.hash} digit by digit".encode())
+        self.vocabulary = dataclasses.replace(
+            self.vocabulary, name="gpt2-digits", hash=digest.hexdigest()
+        )
+        digits_of = [self._digits_of(token) for token in range(self.vocabulary.size)]
+        self._lengths = np.array([len(digits) for digits in digits_of])
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._digits = np.concatenate(digits_of)
+
+    def encode(self, text: str) -> list[int]:
+        return self.retokenised(np.array(super().encode(text), np.int64)).tolist()
+
+    def retokenised(self, tokens: np.ndarray) -> np.ndarray:
+        """GPT-2's tokens digit by digit; those that are so already stay."""
+        lengths = self._lengths[tokens]
+        ends = np.cumsum(lengths)
+        # Of each new token: its place among those of the old one.
+        place = np.arange(ends[-1] if tokens.size else 0) - np.repeat(ends - lengths, lengths)
+        return self._digits[np.repeat(self._starts[tokens], lengths) + place].astype(tokens.dtype)
+
+    def _digits_of(self, token: int) -> list[int]:
+        """The tokens that a token becomes; itself where it is no number."""
+        if token == self.vocabulary.end_of_document:
+            return [token]
+        spelled = self._encoding.decode_single_token_bytes(token)
+        pieces = re.findall(rb" ?[0-9]|[^0-9]+", spelled)
+        is_number = spelled.strip(b" ").isdigit()
+        return [self._encoding.encode_single_token(one) for one in pieces] if is_number else [token]
 
 
 class _JsonTokenizer(Tokenizer):

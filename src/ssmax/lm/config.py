@@ -38,7 +38,9 @@ class LMConfig:
     qk_norm: bool = False
     """RMSNorm on query and key heads, before rotation and scaling."""
     window: int | None = None
-    """Sliding window of every layer; None: full attention."""
+    """Sliding window; None: full attention."""
+    full_every: int | None = None
+    """Every so many-th layer has full attention all the same; None: all have the window."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     dropout_p: float = 0.0
@@ -51,6 +53,11 @@ class LMConfig:
         for name in ("num_key_heads", "head_width", "window"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1 or none, got {value}")
+        if self.full_every is not None and (self.full_every < 2 or self.window is None):
+            raise ValueError(
+                f"full_every must be at least 2 and needs a window, got {self.full_every} with "
+                f"window={self.window}"
+            )
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if self.train_length < 2:
@@ -90,6 +97,11 @@ class LMConfig:
     def rotary(self) -> int:
         """Channels of a head that are rotated."""
         return self.head if self.rotary_width is None else self.rotary_width
+
+    def window_of(self, layer: int) -> int | None:
+        """The sliding window of a layer; None where it has full attention."""
+        is_full = self.full_every is not None and (layer + 1) % self.full_every == 0
+        return None if is_full else self.window
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""

@@ -153,16 +153,16 @@ class RecordedDecoder(PlainDecoder):
     def _logits(self) -> Tensor:
         config = self.model.config
         stop_B = self.stop_B + 1
-        start_B = self.start_B
-        if config.window is not None:
-            start_B = torch.maximum(start_B, stop_B - config.window)
-        num_keys_B1 = (stop_B - start_B).unsqueeze(-1)
         tables = self.model.rotary((stop_B - 1 - self.start_B).unsqueeze(-1))
         x_B1C = F.embedding(self.tokens_B, self.model.embedding.weight).unsqueeze(1)
         x_B1C = x_B1C.to(self.norm.dtype)
         for layer, (block, weights) in enumerate(zip(self.model.blocks, self.weights, strict=True)):
             attention: SelfAttention = block.attention  # pyright: ignore
             h_B1C = _normed(x_B1C, weights.attention_norm, config.norm_eps)
+            start_B, window = self.start_B, config.window_of(layer)
+            if window is not None:
+                start_B = torch.maximum(start_B, stop_B - window)
+            num_keys_B1 = (stop_B - start_B).unsqueeze(-1)
             q, k, v = attention.joined_heads(F.linear(h_B1C, weights.qkv), num_keys_B1, *tables)
             keys, values = self.cache.room(layer)
             keys.index_copy_(2, self.slot, k)

@@ -35,7 +35,7 @@ class SwiGLU(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each on a normed copy of the residual stream."""
 
-    def __init__(self, config: LMConfig, table: ProbeTable | None) -> None:
+    def __init__(self, config: LMConfig, layer: int, table: ProbeTable | None) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.width, eps=config.norm_eps)
         self.attention = SelfAttention(
@@ -48,7 +48,7 @@ class Block(nn.Module):
             theta=config.theta,
             rotary_width=config.rotary,
             qk_norm=config.qk_norm,
-            window=config.window,
+            window=config.window_of(layer),
             dropout_p=config.dropout_p,
             table=table,
         )
@@ -77,7 +77,9 @@ class LM(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
         self.table = ProbeTable(config.train_length) if config.rule == "probe" else None
-        self.blocks = nn.ModuleList(Block(config, self.table) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            Block(config, layer, self.table) for layer in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.width, eps=config.norm_eps)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         self.rotary = RotaryEmbedding(config.rotary, config.theta)
@@ -143,7 +145,8 @@ class LM(nn.Module):
         shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens)
         x_BTC, more_BTC = self._embedded(tokens_BT), None
         for layer, block in enumerate(self.blocks):
-            x_BTC, more_BTC = block(x_BTC, more_BTC, cache=cache, layer=layer, **shared)
+            own = shared[self.config.window_of(layer)]
+            x_BTC, more_BTC = block(x_BTC, more_BTC, cache=cache, layer=layer, **own)
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
         assert more_BTC is not None
@@ -176,11 +179,12 @@ class LM(nn.Module):
         self._check_tokens(tokens_BT)
         shared = self._shared(tokens_BT, None, key_padding_mask, cu_seqlens)
         x_BTC, more_BTC = self._embedded(tokens_BT), None
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
             assert isinstance(block, Block)
+            own = shared[self.config.window_of(layer)]
             x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC
-            yield block.attention.rows(block.attention_norm(x_BTC), rows, **shared)
-            x_BTC, more_BTC = block(x_BTC, None, **shared)
+            yield block.attention.rows(block.attention_norm(x_BTC), rows, **own)
+            x_BTC, more_BTC = block(x_BTC, None, **own)
 
     def generate(
         self,
@@ -252,24 +256,28 @@ class LM(nn.Module):
         cache: KVCache | None,
         key_padding_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> dict:
-        """What every layer needs alike: who sees whom, n, and the rotary tables."""
+    ) -> dict[int | None, dict]:
+        """What layers of one window need alike: who sees whom, n, and the rotary tables."""
         num_new = tokens_BT.shape[1]
         num_keys = num_new if cache is None else cache.length + num_new
-        sight = visibility(
-            num_new,
-            num_keys,
-            is_causal=True,
-            window=self.config.window,
-            cu_seqlens=cu_seqlens,
-            key_padding_mask=key_padding_mask,
-            device=tokens_BT.device,
-        )
-        positions = _positions(sight)
+        windows = map(self.config.window_of, range(self.config.num_layers))
+        sights = {
+            window: visibility(
+                num_new,
+                num_keys,
+                is_causal=True,
+                window=window,
+                cu_seqlens=cu_seqlens,
+                key_padding_mask=key_padding_mask,
+                device=tokens_BT.device,
+            )
+            for window in dict.fromkeys(windows)
+        }
+        # Positions do not depend on what is visible.
+        rotary = self.rotary(_positions(next(iter(sights.values()))))
         return {
-            "sight": sight,
-            "num_keys": sight.num_visible(),
-            "rotary": self.rotary(positions),
+            window: {"sight": sight, "num_keys": sight.num_visible(), "rotary": rotary}
+            for window, sight in sights.items()
         }
 
     def _check_tokens(self, tokens_BT: Tensor) -> None:

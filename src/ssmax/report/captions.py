@@ -17,9 +17,14 @@ NOTES = {
         "seeds. It takes the paper's path step by step and says what comes out at that size; it "
         "cannot speak for models six hundred times larger. The gpu and paper presets can."
     ),
+    "small": (
+        "A model of 49 million parameters, trained for 66 million tokens at 512: smaller than the "
+        "paper's, so that every configuration has three seeds."
+    ),
     "gpu": (
-        "The paper's model on a sixteenth of its batch and some hundred steps, where it took many "
-        "thousands: the verdicts are those of so little training."
+        "The paper's model after 250 million tokens, in steps of a thirty-second of its batch. "
+        "Added to its recipe, so that numbers are looked up at all after so few: every digit is a "
+        "token, and fine-tuning asks for numbers hidden in the training's text."
     ),
 }
 """What a preset's verdicts can and cannot tell."""
@@ -78,6 +83,11 @@ CHOICES = (
         "part in a claim's verdict."
     ),
     "(c) counts as about equal to (b) within 0.02 nats.",
+)
+IN_PIECES = (
+    "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "
+    "combined; the curves are means over all pieces, whose machines differ by more than "
+    "configurations may."
 )
 
 

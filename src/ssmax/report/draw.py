@@ -27,7 +27,8 @@ def draw(findings: Findings, folder: Path) -> Path:
 def _drawn(findings: Findings) -> list[tuple[str, Any]]:
     losses = {name: found[min(found)] for name, found in findings.position_losses.items()}
     papers = {name: found[min(found)][0] for name, found in findings.papers_needle.items()}
-    tables = {f"seed {seed}": table for seed, table in findings.tables.items()}
+    tables = {str(replica): table for replica, table in findings.tables.items()}
+    same_theta = {name: found[min(found)] for name, found in findings.same_theta_losses.items()}
     length = findings.train_length
     every: list[tuple[str, bool, Callable[[], Any]]] = [
         ("1", True, figures.figure1),
@@ -35,6 +36,11 @@ def _drawn(findings: Findings) -> list[tuple[str, Any]]:
         ("3", True, figures.figure3),
         ("4", bool(findings.curves), lambda: figures.figure4(mean_curves(findings))),
         ("5", bool(losses), lambda: figures.figure5(losses, train_length=length)),
+        (
+            "5_same_theta",
+            bool(same_theta),
+            lambda: figures.figure5(same_theta, train_length=length),
+        ),
         ("6", bool(findings.trials), lambda: figures.figure6(pooled(findings.trials))),
         ("7", bool(papers), lambda: figures.figure7(papers)),
         ("8", bool(findings.scores), lambda: figures.figure8(pooled(findings.scores))),

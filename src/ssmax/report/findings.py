@@ -1,10 +1,13 @@
-"""What a study left on disk, read back: by configuration, then by seed."""
+"""What a study left on disk, read back: by configuration, then by seed and piece."""
 
 import json
+import tarfile
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ssmax.records import (
     Comparison,
@@ -20,10 +23,23 @@ from ssmax.report.style import LOOKS
 STUDY, VERDICTS = "study.json", "verdicts.jsonl"
 RUNS, RESULTS, DONE = "runs", "results", "done"
 """A study's files and folders, whoever writes them."""
+PIECES, ARCHIVE = "pieces", ".tar.xz"
+"""Where a study that was made in pieces has their records, packed."""
 PROBE = "probe"
 
+
+class Replica(NamedTuple):
+    """One of several runs of a configuration: only what shares seed and piece is compared."""
+
+    seed: int
+    piece: str = ""
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + (f", piece {self.piece}" if self.piece else "")
+
+
 Record = TypeVar("Record")
-BySeed = dict[str, dict[int, Record]]
+ByReplica = dict[str, dict[Replica, Record]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,17 +48,19 @@ class Findings:
 
     study: dict[str, Any]
     """As the study was resolved."""
-    curves: BySeed[tuple[list[int], list[float]]] = field(default_factory=dict)
+    curves: ByReplica[tuple[list[int], list[float]]] = field(default_factory=dict)
     """Steps and training losses."""
-    scales: BySeed[dict[str, list[float]]] = field(default_factory=dict)
+    scales: ByReplica[dict[str, list[float]]] = field(default_factory=dict)
     """What every rule had learnt at the end, by the name of the parameter."""
-    tables: dict[int, list[float]] = field(default_factory=dict)
-    """The probe's p_n, by seed."""
-    position_losses: BySeed[PositionLoss] = field(default_factory=dict)
-    trials: BySeed[list[NeedleTrial]] = field(default_factory=dict)
-    scores: BySeed[list[NeedleScore]] = field(default_factory=dict)
-    papers_needle: BySeed[list[NeedleScore]] = field(default_factory=dict)
-    fading: BySeed[Fading] = field(default_factory=dict)
+    tables: dict[Replica, list[float]] = field(default_factory=dict)
+    """The probe's p_n."""
+    position_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    same_theta_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    """At the training's theta."""
+    trials: ByReplica[list[NeedleTrial]] = field(default_factory=dict)
+    scores: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    papers_needle: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    fading: ByReplica[Fading] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     """What was typed to make it."""
     comparisons: list[Comparison] = field(default_factory=list)
@@ -52,6 +70,12 @@ class Findings:
     def train_length(self) -> int:
         """Tokens of a training sequence."""
         return self.study["pretraining"]["model"]["train_length"]
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """It was not made on one machine."""
+        pieces = {replica.piece for found in self.curves.values() for replica in found}
+        return len(pieces) > 1
 
     @property
     def theta(self) -> float:
@@ -71,27 +95,52 @@ def read_findings(folder: Path) -> Findings:
         findings = Findings(study=values["study"], commands=values.get("commands", []))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the record of a study: {error}") from None
-    done = {file.stem for file in (folder / DONE).glob("*.json")}
-    for run, name, seed in _folders(folder / RUNS):
-        if f"pretrain-{name}-{seed}" in done:
-            _read_run(findings, run, name, seed)
-    for results, name, seed in _folders(folder / RESULTS):
-        for what, job, kind, home in _homes(findings):
-            if f"{job}-{name}-{seed}" in done:
-                records = read_jsonl(results / f"{what}.jsonl", kind)
-                is_one = kind in (PositionLoss, Fading)
-                home.setdefault(name, {})[seed] = records[-1] if is_one else records
-                words = f"{what.replace('_', ' ')}, {name}, seed {seed}"
-                findings.provenances.append((words, records[-1].provenance))
+    if (folder / PIECES).is_dir():
+        for archive in sorted((folder / PIECES).glob(f"*{ARCHIVE}")):
+            with unpacked(archive) as piece:
+                _read_piece(findings, piece, archive.name.removesuffix(ARCHIVE))
+    else:
+        _read_piece(findings, folder, values.get("piece", ""))
     if (folder / VERDICTS).is_file():
         findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
     return findings
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A folder with an archive's files, for as long as it is looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+        except (OSError, EOFError, tarfile.TarError) as error:
+            raise ValueError(f"{archive} is no piece of a study: {error}") from None
+        yield Path(folder)
+
+
+def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
+    done = {file.stem for file in (folder / DONE).glob("*.json")}
+    for run, name, seed in _folders(folder / RUNS):
+        if f"pretrain-{name}-{seed}" in done:
+            _read_run(findings, run, name, Replica(seed, piece))
+    for results, name, seed in _folders(folder / RESULTS):
+        replica = Replica(seed, piece)
+        for what, job, kind, home in _homes(findings):
+            path = results / f"{what}.jsonl"
+            # A study of before a measurement existed goes without it.
+            if f"{job}-{name}-{seed}" in done and path.is_file():
+                records = read_jsonl(path, kind)
+                is_one = kind in (PositionLoss, Fading)
+                home.setdefault(name, {})[replica] = records[-1] if is_one else records
+                words = f"{what.replace('_', ' ')}, {name}, {replica}"
+                findings.provenances.append((words, records[-1].provenance))
 
 
 def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
     """File, the job that writes it, what its lines are, and where they go."""
     return [
         ("position_loss", "loss", PositionLoss, findings.position_losses),
+        ("position_loss_same_theta", "loss", PositionLoss, findings.same_theta_losses),
         ("fading", "loss", Fading, findings.fading),
         ("needle", "needle", NeedleTrial, findings.trials),
         ("needle_score", "needle", NeedleScore, findings.scores),
@@ -110,16 +159,16 @@ def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
     yield from sorted(found, key=lambda one: (order.index(one[1]), one[2]))
 
 
-def _read_run(findings: Findings, run: Path, name: str, seed: int) -> None:
+def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
     journal = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
     steps = [line for line in journal if line["kind"] == "step"]
     losses = [line["loss"] for line in steps]
     scales = [line["values"] for line in journal if line["kind"] == "scale"]
     if name == PROBE:
-        findings.tables[seed] = scales[-1]["table.p"]
+        findings.tables[replica] = scales[-1]["table.p"]
     else:
-        findings.curves.setdefault(name, {})[seed] = ([line["step"] for line in steps], losses)
+        findings.curves.setdefault(name, {})[replica] = ([line["step"] for line in steps], losses)
     if scales:
-        findings.scales.setdefault(name, {})[seed] = scales[-1]
+        findings.scales.setdefault(name, {})[replica] = scales[-1]
     values = json.loads((run / "config.json").read_text())["provenance"]
-    findings.provenances.append((f"pretraining, {name}, seed {seed}", Provenance(**values)))
+    findings.provenances.append((f"pretraining, {name}, {replica}", Provenance(**values)))

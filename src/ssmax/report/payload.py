@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ssmax.records import Comparison
-from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, NOTES, overall
+from ssmax.records import Comparison, PositionLoss
+from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
 from ssmax.report.figures import accuracy_map, said_word, top_score
-from ssmax.report.findings import BySeed, Findings
+from ssmax.report.findings import ByReplica, Findings
 from ssmax.report.fits import fit_table
 from ssmax.report.style import LOOKS
 
@@ -26,7 +26,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     figures = {
         "2": _figure2(findings),
         "4": _curves(_smooth_curves(findings)),
-        "5": _curves(position_curves(findings)) | {"theta": findings.theta},
+        "5": _curves(position_curves(findings.position_losses)) | {"theta": findings.theta},
         "6": _figure6(findings),
         "7": _figure7(findings),
         "8": _figure8(findings),
@@ -34,7 +34,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     return {
         "title": "Scalable-Softmax, reproduced",
         "preset": preset,
-        "note": NOTES.get(preset, ""),
+        "note": NOTES.get(preset.partition(":")[0], ""),
         "train_length": findings.train_length,
         "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
         "claims": claims(findings),
@@ -50,7 +50,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
             *(findings.commands or [f"ssmax reproduce --preset {preset}"]),
             "ssmax report FOLDER  # draws this page again from its records",
         ],
-        "choices": list(CHOICES),
+        "choices": [*CHOICES, *([IN_PIECES] if findings.is_in_pieces else [])],
     }
 
 
@@ -107,10 +107,12 @@ def mean_curves(findings: Findings) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
-def position_curves(findings: Findings) -> dict[str, tuple[Sequence[int], np.ndarray]]:
+def position_curves(
+    losses: ByReplica[PositionLoss],
+) -> dict[str, tuple[Sequence[int], np.ndarray]]:
     """Loss by position, the mean over seeds, in bins of about a hundredth."""
     curves = {}
-    for name, by_seed in findings.position_losses.items():
+    for name, by_seed in losses.items():
         mean = np.mean([record.mean for record in by_seed.values()], axis=0)
         width = max(1, len(mean) // 100)
         count = len(mean) // width
@@ -129,9 +131,9 @@ def _curves(curves: dict[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, An
 
 def _figure2(findings: Findings) -> dict[str, Any]:
     tables, fits = {}, {}
-    for seed, table in findings.tables.items():
-        tables[f"seed {seed}"] = _short(table[1:])
-        fits[f"seed {seed}"] = [
+    for replica, table in findings.tables.items():
+        tables[str(replica)] = _short(table[1:])
+        fits[str(replica)] = [
             {**dataclasses.asdict(fit), "curve": _short(fit.curve)} for fit in fit_table(table)
         ]
     return {"tables": tables, "fits": fits, "first": 2}
@@ -179,7 +181,7 @@ def _figure8(findings: Findings) -> dict[str, Any]:
     return {"trials": trials, "length": length}
 
 
-def pooled(by_seed: BySeed[list[Item]]) -> dict[str, list[Item]]:
+def pooled(by_seed: ByReplica[list[Item]]) -> dict[str, list[Item]]:
     """The items of all seeds together."""
     return {
         name: [item for seed in sorted(found) for item in found[seed]]

@@ -27,6 +27,12 @@ LOOKS = {
     "e": Look(label="(e) (a), replaced after", colour="#009E73", dash=":"),
     "f": Look(label="(f) (a), replaced late", colour="#CC79A7", dash="-."),
     "temperature": Look(label="control: learnt temperature", colour="#56B4E9", dash="-."),
+    "sqrt_log": Look(label="s sqrt(log n)", colour="#A0522D", dash="--"),
+    "polylog": Look(label="polylog", colour="#556B2F", dash="--"),
+    "entropy_invariant": Look(label="(a), log n / log L after", colour="#8A2BE2", dash=":"),
+    "qwen_logn": Look(label="(a), Qwen log-n after", colour="#B8860B", dash=":"),
+    "llama4": Look(label="(a), Llama 4 after", colour="#4682B4", dash=":"),
+    "yarn": Look(label="(a), YaRN temperature after", colour="#708090", dash=":"),
 }
 
 

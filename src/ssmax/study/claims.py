@@ -4,6 +4,7 @@ A claim is never tuned to pass. What the paper says of two configurations is one
 effect and an interval; where this scale cannot tell, it says so.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 
 from ssmax.records import Comparison, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last, top_score
-from ssmax.report.findings import Findings
+from ssmax.report.findings import ByReplica, Findings, Replica
 from ssmax.report.fits import fit_table, softmax_largest
 from ssmax.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
 
@@ -26,8 +27,8 @@ long, since neighbouring steps of a run differ alike."""
 TOP_HEADS = 25 / 144
 """The share of the heads that figure 7 shows."""
 
-Items = dict[int, list[float]]
-"""By seed: a value for every document, trial or stretch, the same ones for every configuration."""
+Items = dict[Replica, list[float]]
+"""A value for every document, trial or stretch, the same ones for every configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,12 @@ class Pair:
     second: str
     text: str
     margin: float = 0.0
+    is_papers: bool = True
 
     @property
     def is_ours(self) -> bool:
-        """The control is ours: the paper does not have it."""
-        return CONTROL in (self.first, self.second)
+        """The paper does not have it; the control is ours everywhere."""
+        return not self.is_papers or CONTROL in (self.first, self.second)
 
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
@@ -167,10 +169,10 @@ def _claim_5(findings: Findings) -> list[Result]:
         values, widths = np.asarray(record.binned)[:, columns], widths[columns]
         return (values * widths / widths.sum()).sum(1).tolist()
 
-    def items(*, is_long: bool) -> dict[str, Items]:
+    def items(losses: ByReplica[PositionLoss], *, is_long: bool) -> dict[str, Items]:
         return {
             name: {seed: mean(record, is_long) for seed, record in by_seed.items()}
-            for name, by_seed in findings.position_losses.items()
+            for name, by_seed in losses.items()
         }
 
     far = [
@@ -182,9 +184,16 @@ def _claim_5(findings: Findings) -> list[Result]:
         Pair("b", "below", CONTROL, "beyond the training length (b) loses less than the control"),
     ]
     near = [Pair("e", "above", "a", "within the training length (e) loses more than (a)")]
+    same_theta = [
+        Pair("b", "below", name, "beyond the training length, theta unchanged, (b) loses less than "
+             f"{_called(name)}", is_papers=False)
+        for name in ("a", CONTROL)
+    ]  # fmt: skip
+    losses, unchanged = findings.position_losses, findings.same_theta_losses
     return [
-        *_judged("C5", far, items(is_long=True), what="documents", unit="nats"),
-        *_judged("C5", near, items(is_long=False), what="documents", unit="nats"),
+        *_judged("C5", far, items(losses, is_long=True), what="documents", unit="nats"),
+        *_judged("C5", near, items(losses, is_long=False), what="documents", unit="nats"),
+        *_judged("C5", same_theta, items(unchanged, is_long=True), what="documents", unit="nats"),
     ]
 
 
@@ -291,13 +300,26 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
 
 
 def _interval(first: Items, second: Items, *, what: str) -> Interval:
-    """Over the seeds that both have, where they are three; else over what every seed has."""
-    seeds = sorted(first.keys() & second.keys())
+    """Over the seeds that both have, where they are three; else over what every run has.
+
+    Pairs share seed and piece. Of a seed that several pieces have the mean counts, once: it started
+    from the same weights and saw the same batches in each.
+    """
+    pairs = sorted(first.keys() & second.keys())
+    if not pairs:
+        raise ValueError("no seed was measured of both, side by side")
+    seeds = sorted({pair.seed for pair in pairs})
+    pieces = {pair.piece for pair in pairs}
     if len(seeds) >= 3:
-        return over_seeds(
-            [float(np.mean(first[seed])) for seed in seeds],
-            [float(np.mean(second[seed])) for seed in seeds],
-        )
-    if not seeds:
-        raise ValueError("no seed was measured of both")
-    return hull([over_items(first[seed], second[seed], what=what) for seed in seeds])
+
+        def by_seed(items: Items) -> list[float]:
+            return [
+                float(np.mean([np.mean(items[pair]) for pair in pairs if pair.seed == seed]))
+                for seed in seeds
+            ]
+
+        interval = over_seeds(by_seed(first), by_seed(second))
+        within = f" within {len(pieces)} pieces" if len(pieces) > 1 else ""
+        return dataclasses.replace(interval, basis=interval.basis + within)
+    words = f"{len(pairs)} seeds" if len(seeds) == len(pairs) else f"{len(pairs)} runs side by side"
+    return hull([over_items(first[pair], second[pair], what=what) for pair in pairs], of=words)

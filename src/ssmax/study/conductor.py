@@ -1,5 +1,6 @@
 """Jobs side by side in processes of their own, shown in one line, stopped and started at will."""
 
+import math
 import os
 import re
 import signal
@@ -10,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ssmax.records import PIECE_VARIABLE
 from ssmax.study.plan import Job, seconds_taken
 from ssmax.train.watch import LiveLine, clock
 
 LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_START = 45
+"""With less left of the time, nothing is started: it would be compiled and stopped."""
 # The first line of a worker's last words: "step 10/600  loss ...", "cell 3/30".
 _PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
 
@@ -74,6 +78,8 @@ class Conductor:
         weights: dict[str, float],
         workers: int,
         expected: float,
+        minutes: float | None = None,
+        piece: str = "",
     ) -> None:
         self.folder: Path = folder
         self.jobs: Sequence[Job] = jobs
@@ -87,9 +93,13 @@ class Conductor:
         self.tally: Tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
         self.line: LiveLine = LiveLine()
         self.is_stopping: bool = False
+        self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.is_short_of_time: bool = False
+        # Workers learn from it whose records they make.
+        self.environment: dict[str, str] = {**os.environ, PIECE_VARIABLE: piece}
 
     def run(self) -> bool:
-        """All of it; False where a signal ended it early. Failures are in `failed`."""
+        """All of it; False where a signal or the time ended it early. Failures are in `failed`."""
         running: list[Running] = []
         before = {
             number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
@@ -99,8 +109,11 @@ class Conductor:
                 if not self.is_stopping:
                     self._start_what_can(running)
                 if not running:
-                    return not self.is_stopping
+                    return not (self.is_stopping or self.is_short_of_time)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
+                if time.monotonic() > self.ends and not self.is_stopping:
+                    self.is_stopping = True
+                    self.line.say("the time is used: what runs is saved first")
                 if self.is_stopping:
                     self._tell(running)
                 for one in [one for one in running if one.process.poll() is not None]:
@@ -122,10 +135,17 @@ class Conductor:
             if job.name in self.is_done or job.name in self.failed or job.name in busy:
                 continue
             if all(name in self.is_done for name in job.needs):
+                if not self._has_time_for(job):
+                    self.is_short_of_time = True
+                    continue
                 running.append(self._start(job))
                 # Preparing takes every core for itself.
                 if job.kind == "data":
                     return
+
+    def _has_time_for(self, job: Job) -> bool:
+        needed = SECONDS_TO_START if job.goes_on else self.tally.weights[job.name]
+        return time.monotonic() + needed <= self.ends
 
     def _start(self, job: Job) -> Running:
         log = self.folder / LOGS / f"{job.name}.log"
@@ -136,6 +156,7 @@ class Conductor:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                env=self.environment,
                 # Ctrl-C is for the conductor, who tells the others.
                 start_new_session=True,
             )

@@ -8,9 +8,9 @@ import numpy as np
 from ssmax.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax.data.preparation import prepare
 from ssmax.report.findings import RESULTS, RUNS
-from ssmax.study.measurement import Measurement
+from ssmax.study.measurement import SAME_THETA_LOSS, Measurement
 from ssmax.study.plan import Job
-from ssmax.study.presets import Study
+from ssmax.study.presets import FAMILY, REPLACED, Study
 from ssmax.train import configured, finetune, joined_world, pretrain
 from ssmax.train.loop import Outcome
 from ssmax.train.watch import LiveLine
@@ -68,28 +68,36 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     is_pretrained = job.kind == "loss"
-    name = f"a-{job.seed}" if is_pretrained and job.configuration == "e" else job.run
-    here = Measurement.of_run(
-        folder / RUNS / (name if is_pretrained else f"{name}-qa"),
-        data=data,
-        theta=study.theta,
-        rule="ssmax" if is_pretrained and job.configuration == "e" else None,
-        results=folder / RESULTS / job.run,
-        device=device,
-    )
+    # (e) is fine-tuned under its own rule; the family replaces softmax in the fine-tuned (a) too.
+    is_replaced = job.configuration in (REPLACED if is_pretrained else FAMILY)
+    name = f"a-{job.seed}" if is_replaced else job.run
+
+    def measurement(theta: float) -> Measurement:
+        return Measurement.of_run(
+            folder / RUNS / (name if is_pretrained else f"{name}-qa"),
+            data=data,
+            theta=theta,
+            rule=REPLACED[job.configuration] if is_replaced else None,
+            results=folder / RESULTS / job.run,
+            device=device,
+        )
+
+    here = measurement(study.theta)
     if is_pretrained:
+        here.fading(length=study.loss_length, documents=study.fading_documents)
         _measure_loss(study, here)
+        _measure_loss(study, measurement(study.pretraining.model.theta), file=SAME_THETA_LOSS)
     else:
         _measure_needle(study, here, job.seed)
 
 
-def _measure_loss(study: Study, here: Measurement) -> None:
-    here.fading(length=study.loss_length, documents=study.fading_documents)
+def _measure_loss(study: Study, here: Measurement, **where: str) -> None:
     here.position_loss(
         length=study.loss_length,
         documents=study.loss_documents,
         batch=study.batch if here.device.type == "cuda" else 1,
         on_progress=_count,
+        **where,
     )
 
 

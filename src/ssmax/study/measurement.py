@@ -34,6 +34,7 @@ from ssmax.train.config import TrainConfig
 from ssmax.train.world import device_of
 
 POSITION_LOSS, NEEDLE = "position_loss.jsonl", "needle.jsonl"
+SAME_THETA_LOSS = "position_loss_same_theta.jsonl"
 NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
 FADING = "fading.jsonl"
 
@@ -142,7 +143,13 @@ class Measurement:
         return tokens[tokens != shards.vocabulary.end_of_document]
 
     def position_loss(
-        self, *, length: int, documents: int, batch: int = 1, on_progress: OnProgress = silent
+        self,
+        *,
+        length: int,
+        documents: int,
+        batch: int = 1,
+        file: str = POSITION_LOSS,
+        on_progress: OnProgress = silent,
     ) -> PositionLoss:
         """Figure 5's numbers."""
         rows = self.rows(length, documents)
@@ -156,7 +163,7 @@ class Measurement:
                 device=self.device,
                 on_document=lambda done, total: on_progress("document", done, total),
             )
-        self._write(POSITION_LOSS, [record])
+        self._write(file, [record])
         return record
 
     def needle(

@@ -10,7 +10,7 @@ from typing import Literal
 from ssmax._files import write_whole
 from ssmax.lm.config import nearest
 from ssmax.report.findings import DONE
-from ssmax.study.presets import CONFIGURATIONS, MEASURED, TRAINED, Study
+from ssmax.study.presets import CONFIGURATIONS, FAMILY, MEASURED, REPLACED, TRAINED, Study
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
 
@@ -47,18 +47,26 @@ class Job:
         """The run that it makes or measures."""
         return f"{self.configuration}-{self.seed}"
 
+    @property
+    def goes_on(self) -> bool:
+        """Stopped, it goes on where it was; otherwise it begins again."""
+        return self.kind != "loss"
+
 
 def plan(
     study: Study,
     *,
     configurations: Sequence[str] | None = None,
     seeds: int | None = None,
+    first_seed: int = 0,
     figures: Sequence[int] | None = None,
 ) -> list[Job]:
     """The jobs in an order in which they can be done.
 
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
     """
+    if first_seed < 0:
+        raise ValueError(f"first_seed must be at least 0, got {first_seed}")
     chosen = list(configurations) if configurations else list(CONFIGURATIONS)
     for name in chosen:
         if name not in CONFIGURATIONS:
@@ -78,21 +86,21 @@ def plan(
         return job.name
 
     def needs(kind: Kind, name: str, seed: int) -> Iterable[str]:
-        base = "a" if name == "e" else name
+        base = "a" if name in REPLACED else name
         if kind == "pretrain":
             yield add("data")
         elif kind in ("finetune", "loss"):
             yield add("pretrain", base, seed)
         elif kind == "needle":
-            yield add("finetune", name, seed)
+            yield add("finetune", "a" if name in FAMILY else name, seed)
 
     rounds = range(max(count.values(), default=0))
-    for seed in rounds:
+    for number in rounds:
         for name in chosen:
-            if seed < count[name]:
+            if number < count[name]:
                 for kind in sorted(wanted):
                     if _applies(kind, name, figures):
-                        add(kind, name, seed)
+                        add(kind, name, first_seed + number)
     order = {kind: place for place, kind in enumerate(("data", "pretrain", "finetune"))}
     return sorted(by_name.values(), key=lambda job: order.get(job.kind, 3))
 
@@ -120,7 +128,7 @@ def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
         is_probes_turn = figures is None or 2 in figures
         is_others_turn = figures is None or 4 in figures
         return name in TRAINED and (is_probes_turn if name == "probe" else is_others_turn)
-    return name in MEASURED
+    return name in MEASURED and not (kind == "finetune" and name in FAMILY)
 
 
 def mark_done(folder: Path, job: Job, seconds: float) -> None:

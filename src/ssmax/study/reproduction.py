@@ -2,17 +2,18 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from ssmax._files import LOCK, locked, write_whole
-from ssmax.records import Comparison, Provenance, config_hash, to_json_line
+from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
 from ssmax.report.findings import STUDY, VERDICTS, read_findings
 from ssmax.study.claims import judge
 from ssmax.study.conductor import Conductor, cores, worker_command
+from ssmax.study.pieces import check_archive, check_piece, identity, pack
 from ssmax.study.plan import Job, makespan, plan, seconds_taken
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
@@ -37,46 +38,76 @@ def reproduce(
     *,
     configurations: Sequence[str] | None = None,
     seeds: int | None = None,
+    first_seed: int = 0,
     figures: Sequence[int] | None = None,
     data: Path | None = None,
+    test: Path | None = None,
     device: str | None = None,
     workers: int | None = None,
     launcher: Sequence[str] = (),
+    minutes: float | None = None,
+    piece: str = "",
+    records: Path | None = None,
     command: str = "",
     dry_run: bool = False,
 ) -> Reproduced:
     """Do what is left of a study in its folder, and draw the page of what there is.
 
-    `command` is what was typed, for the page.
+    Everything is measured on the validation side of the text, or on all of `test`. After
+    `minutes` what runs is saved, and the same call goes on. A `piece` of a larger study has a
+    name, and its `records` go into an archive, however it ends. `command` is what was typed.
     """
-    jobs = plan(study, configurations=configurations, seeds=seeds, figures=figures)
+    jobs = plan(
+        study,
+        configurations=configurations,
+        seeds=seeds,
+        first_seed=first_seed,
+        figures=figures,
+    )
     if data is not None:
         jobs = _without_data(jobs)
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise ValueError(f"workers must be at least 1, got {many}")
+    if minutes is not None and minutes <= 0:
+        raise ValueError(f"minutes must be more than 0, got {minutes}")
+    if records is not None:
+        check_archive(records)
+    if piece:
+        check_piece(piece)
     text = (data or folder / "data").resolve()
-    _refuse_another(study, folder, text)
+    origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
+    _refuse_another(study, folder, origin)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     expected = makespan(study, left, many)
-    _say_plan(study, folder, jobs, left, many, expected)
+    _say_plan(study, folder, jobs, left, many, expected, minutes)
     if dry_run:
         return Reproduced(is_whole=not left, failed={}, comparisons=(), page=None)
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // many) if study.workers_per_core else 0
     with locked(folder) if left else nullcontext():
-        _write(study, folder, jobs, data=text, command=command)
+        _write(study, folder, jobs, origin=origin, command=command)
         conductor = Conductor(
             folder,
             jobs,
             command=lambda job: worker_command(
-                folder, job, data=text, device=device, threads=threads, launcher=launcher
+                folder,
+                job,
+                data=Path(origin.test) if job.kind in ("loss", "needle") else text,
+                device=device,
+                threads=threads,
+                launcher=launcher,
             ),
             weights={job.name: study.seconds[job.kind] for job in jobs},
             workers=many,
             expected=expected,
+            minutes=minutes,
+            piece=piece,
         )
-        if not conductor.run():
+        is_through = conductor.run()
+        if records is not None:
+            pack(folder, records)
+        if not is_through:
             return Reproduced(is_whole=False, failed=conductor.failed, comparisons=(), page=None)
     comparisons, page = report(folder)
     return Reproduced(
@@ -96,6 +127,17 @@ def report(folder: Path) -> tuple[list[Comparison], Path]:
     return findings.comparisons, draw(findings, folder)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What of a study its folder decides: the texts, and the piece that it is."""
+
+    data: str
+    """Prepared tokens to learn from."""
+    test: str
+    """Those that everything is measured on."""
+    piece: str = ""
+
+
 def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     """The study of a folder and its jobs by name."""
     try:
@@ -109,7 +151,7 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     return Study(**study), {job.name: job for job in jobs}
 
 
-def _refuse_another(study: Study, folder: Path, data: Path) -> None:
+def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
     """A folder belongs to one study: its numbers may not come from two."""
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
@@ -117,30 +159,21 @@ def _refuse_another(study: Study, folder: Path, data: Path) -> None:
         return
     values = json.loads((folder / STUDY).read_text())
     there = values["study"]
-    if values.get("data", str(data)) != str(data):
-        raise ValueError(
-            f"{folder} was begun with the text in {values['data']}, not {data}; give that, or "
-            "another --out"
-        )
-    if _identity(there) != _identity(study.to_dict()):
+    for name, given in dataclasses.asdict(origin).items():
+        if values.get(name, given) != given:
+            raise ValueError(
+                f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
+                "another --out"
+            )
+    if identity(there) != identity(study.to_dict()):
         raise ValueError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
             "give another --out, or the settings of its study.json"
         )
 
 
-def _identity(study: Mapping[str, Any]) -> str:
-    """What decides numbers; how many seeds there are and how long it takes does not."""
-    decides = {
-        key: value
-        for key, value in study.items()
-        if key not in ("seeds", "seconds", "measured_on", "workers_per_core")
-    }
-    return config_hash(json.loads(json.dumps(decides)))
-
-
 def _write(
-    study: Study, folder: Path, jobs: Sequence[Job], *, data: Path, command: str = ""
+    study: Study, folder: Path, jobs: Sequence[Job], *, origin: Origin, command: str = ""
 ) -> None:
     """The study, with all jobs and commands that it ever had."""
     known = {job.name: job for job in jobs}
@@ -153,7 +186,7 @@ def _write(
         "study": study.to_dict(),
         "jobs": [dataclasses.asdict(job) for job in known.values()],
         "commands": commands,
-        "data": str(data),
+        **dataclasses.asdict(origin),
     }
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 
@@ -173,6 +206,7 @@ def _say_plan(
     left: Sequence[Job],
     workers: int,
     seconds: float,
+    minutes: float | None,
 ) -> None:
     print(f"study {study.preset!r} in {folder}")
     for kind, words in (
@@ -186,12 +220,17 @@ def _say_plan(
         if these:
             open_ = sum(job in left for job in these)
             runs = ", ".join(job.run for job in these if job.configuration)
-            print(f"  {words:28} {len(these):3} jobs, {open_} left{'  ' + runs if runs else ''}")
+            each = f", {clock(study.seconds[kind])} each"
+            print(
+                f"  {words:28} {len(these):3} jobs, {open_} left{each}{'  ' + runs if runs else ''}"
+            )
     if left:
         side = f", {workers} side by side" if workers > 1 else ""
         print(
             f"about {clock(seconds)} for {len(left)} jobs{side}, measured on {study.measured_on}; "
             "stopped, the same command goes on"
         )
+        if minutes is not None:
+            print(f"{math.ceil(seconds / 60 / minutes)} commands of {minutes:g} minutes")
     else:
         print("all of it is done; drawing the page again")

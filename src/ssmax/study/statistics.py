@@ -89,8 +89,8 @@ def over_items(
     )
 
 
-def hull(intervals: Sequence[Interval]) -> Interval:
-    """Two seeds, each with its own interval: the mean effect, and all that either allows.
+def hull(intervals: Sequence[Interval], *, of: str) -> Interval:
+    """A few runs, `of` in words, each with its interval: the mean effect, and all that any allows.
 
     So seeds that disagree decide nothing, however many documents they were measured on.
     """
@@ -100,7 +100,7 @@ def hull(intervals: Sequence[Interval]) -> Interval:
         effect=float(np.mean([one.effect for one in intervals])),
         low=min(one.low for one in intervals),
         high=max(one.high for one in intervals),
-        basis=intervals[0].basis.replace("one seed", f"the hull of {len(intervals)} seeds"),
+        basis=intervals[0].basis.replace("one seed", f"the hull of {of}"),
     )
 
 

@@ -32,7 +32,10 @@ from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
 
 INVENTED, HIDDEN = "invented", "hidden"
-"""Questions that need no file: about a few facts, or about a number hidden in the base's text."""
+"""Questions that need no file: about a few facts, or about a number hidden in the base's text.
+
+`hidden:7` hides numbers of 7 digits.
+"""
 NUM_INVENTED, NUM_HIDDEN = 2048, 8192
 HIDDEN_DIGITS = 4
 TEXT_TOKENS = 4_000_000
@@ -86,7 +89,8 @@ def finetune(
 ) -> Outcome:
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
-    `questions` is a file in SQuAD's format, "invented", or "hidden", the default of a quick run.
+    `questions` is a file in SQuAD's format, "invented", or "hidden" ("hidden:7" for numbers of 7
+    digits), the default of a quick run.
     `changes` are laid over table 3.
     """
     changes = dict(changes or {})
@@ -100,7 +104,7 @@ def finetune(
         given = {key: value for key, value in changes.items() if key == "data.seed"}
         seed = base_config.replaced(given).data.seed
     questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
-    if questions not in (INVENTED, HIDDEN):
+    if questions != INVENTED and hidden_digits(questions) is None:
         questions = str(Path(questions).resolve())
     length = base_config.model.train_length
     examples = _examples(questions, base, length=length, seed=seed)
@@ -148,6 +152,14 @@ def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[R
     )
 
 
+def hidden_digits(questions: str) -> int | None:
+    """Of the numbers that are hidden; None where questions are others."""
+    name, _, digits = questions.partition(":")
+    if name != HIDDEN or not (digits or "1").isdecimal():
+        return None
+    return int(digits or HIDDEN_DIGITS)
+
+
 def _with_rule(model: LM, rule: str) -> LM:
     return model if model.config.rule == rule else model.with_rule(rule)
 
@@ -176,14 +188,14 @@ def _config(
 def _examples(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
     tokenizer = load_run_tokenizer(base)
     end_of_document = tokenizer.vocabulary.end_of_document
-    if source == HIDDEN:
+    if (digits := hidden_digits(source)) is not None:
         shards = ShardSet.open(Path(read_run_config(base).data.folder) / TRAIN)
         text = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
         return hidden_examples(
             text[text != end_of_document],
             count=NUM_HIDDEN,
             length=length,
-            digits=HIDDEN_DIGITS,
+            digits=digits,
             seed=seed,
             encode=tokenizer.encode,
             breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),

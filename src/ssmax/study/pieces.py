@@ -1,0 +1,111 @@
+"""A study made in pieces: each on one machine that is lent for a while, its records brought back.
+
+Weights stay behind. What is compared was made within a piece; pieces are combined afterwards.
+"""
+
+import io
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssmax._files import write_whole
+from ssmax.records import config_hash
+from ssmax.report.findings import ARCHIVE, DONE, PIECES, RESULTS, RUNS, STUDY, unpacked
+
+RECORDS = (
+    STUDY,
+    f"{DONE}/*.json",
+    f"{RUNS}/*/config.json",
+    f"{RUNS}/*/journal.jsonl",
+    f"{RESULTS}/*/*.jsonl",
+)
+"""What of a study's folder is worth bringing back: all that a report is drawn from."""
+
+
+def check_archive(path: Path) -> None:
+    """Refuse a name that would not be found again as an archive."""
+    if not path.name.endswith(ARCHIVE):
+        raise ValueError(f"the records go into a file NAME{ARCHIVE}, got {path}")
+
+
+def check_piece(name: str) -> None:
+    """Refuse a name that is no file's."""
+    if not re.fullmatch(r"[\w-]+", name, re.ASCII):
+        raise ValueError(f"a piece is named in letters, digits, - and _, got {name!r}")
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """The records of a study's folder as one file, without the paths of the machine."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    homes = _homes(folder)
+    with tarfile.open(archive, "w:xz") as packed:
+        for path in _records(folder):
+            content = path.read_text()
+            for home in homes:
+                content = content.replace(home, "")
+            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+            entry.size = len(content.encode())
+            packed.addfile(entry, io.BytesIO(content.encode()))
+
+
+def gather(archives: Sequence[Path], folder: Path) -> list[str]:
+    """Put the pieces of one study into its folder, beside those that are there; all their names."""
+    (folder / PIECES).mkdir(parents=True, exist_ok=True)
+    for archive in archives:
+        check_archive(archive)
+        with unpacked(archive) as piece:
+            values = _study_of(piece, archive)
+        # A study that was made on one machine is its only piece.
+        name = values["piece"] or archive.name.removesuffix(ARCHIVE)
+        check_piece(name)
+        if (folder / STUDY).exists():
+            values = _joined(_study_of(folder, folder), values, archive)
+        shutil.copyfile(archive, folder / PIECES / f"{name}{ARCHIVE}")
+        del values["piece"]
+        write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
+    return sorted(path.name.removesuffix(ARCHIVE) for path in (folder / PIECES).iterdir())
+
+
+def identity(study: Mapping[str, Any]) -> str:
+    """What decides numbers; how many seeds there are and how long it takes does not."""
+    decides = {
+        key: value
+        for key, value in study.items()
+        if key not in ("seeds", "seconds", "measured_on", "workers_per_core")
+    }
+    return config_hash(json.loads(json.dumps(decides)))
+
+
+def _records(folder: Path) -> Iterator[Path]:
+    for pattern in RECORDS:
+        yield from sorted(folder.glob(pattern))
+
+
+def _homes(folder: Path) -> list[str]:
+    """Where the study and its texts lie, as paths begin that are written into records."""
+    values = json.loads((folder / STUDY).read_text())
+    parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
+    return [f"{home}/" for home in (folder.resolve(), *sorted(parents))]
+
+
+def _study_of(folder: Path, said: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((folder / STUDY).read_text())
+        return {"piece": "", "commands": [], **values, "study": dict(values["study"])}
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{said} is no piece of a study: {error}") from None
+
+
+def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict[str, Any]:
+    if identity(there["study"]) != identity(piece["study"]):
+        raise ValueError(
+            f"{archive} is a piece of another study, {piece['study']['preset']!r} with other "
+            "settings; gather it into another folder"
+        )
+    jobs = {json.dumps(job): job for job in [*there["jobs"], *piece["jobs"]]}
+    commands = dict.fromkeys([*there["commands"], *piece["commands"]])
+    return {**there, "piece": "", "jobs": list(jobs.values()), "commands": list(commands)}

@@ -1,0 +1,156 @@
+"""A study made in pieces: stopped by the clock, resumed, packed without weights, gathered."""
+
+import dataclasses
+import json
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from ssmax.records import PositionLoss, read_jsonl
+from ssmax.report.findings import Replica, read_findings
+from ssmax.study import conductor
+from ssmax.study.pieces import gather
+from ssmax.study.plan import makespan, plan
+from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
+from ssmax.study.reproduction import report, reproduce
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """Prepared once: pieces share their text."""
+    from ssmax.data.preparation import prepare
+
+    folder = tmp_path_factory.mktemp("pieces") / "texts"
+    folder.mkdir()
+    for number in range(40):
+        (folder / f"{number}.txt").write_text(f"{number} bottles of beer on the wall. " * 60)
+    out = folder.parent / "tokens"
+    prepare(str(folder), out, tokenizer="bytes", workers=1, validation_fraction=0.2)
+    return out
+
+
+def test_pieces_are_made_packed_gathered_and_judged(tiny, tokens, tmp_path, capfd):
+    study = dataclasses.replace(tiny, source="")
+    for piece, seed, configurations in (("p", 0, ["a", "b"]), ("q", 1, ["a", "yarn"])):
+        done = reproduce(
+            study, tmp_path / piece, configurations=configurations, seeds=1, first_seed=seed,
+            figures=[5], data=tokens, workers=2, piece=piece, command=f"make {piece}",
+            records=tmp_path / f"{piece}.tar.xz",
+        )  # fmt: skip
+        assert done.is_whole, done.failed
+        record = read_jsonl(
+            tmp_path / piece / "results" / f"a-{seed}" / "position_loss.jsonl", PositionLoss
+        )[0]
+        assert record.provenance.piece == piece
+    with tarfile.open(tmp_path / "q.tar.xz") as packed:
+        names = packed.getnames()
+        texts = [packed.extractfile(name).read().decode() for name in names]
+    assert "runs/a-1/journal.jsonl" in names and "results/yarn-1/fading.jsonl" in names
+    assert not [name for name in names if "checkpoint" in name or "safetensors" in name]
+    assert not [name for name, text in zip(names, texts, strict=True) if str(tmp_path) in text]
+
+    folder = tmp_path / "study"
+    assert gather([tmp_path / "p.tar.xz", tmp_path / "q.tar.xz"], folder) == ["p", "q"]
+    findings = read_findings(folder)
+    assert set(findings.position_losses["a"]) == {Replica(0, "p"), Replica(1, "q")}
+    assert set(findings.position_losses) == {"a", "b", "yarn"} == set(findings.same_theta_losses)
+    assert findings.commands == ["make p", "make q"]
+    comparisons, page = report(folder)
+    told = {one.text: one for one in comparisons}
+    one = told["beyond the training length (b) loses less than (a)"]
+    assert one.basis == "bootstrap over 2 documents, one seed"
+    assert "made in pieces" in page.read_text()
+
+    # yarn is (a) with another rule: its own loss, from no training of its own.
+    losses = findings.position_losses
+    assert losses["yarn"][Replica(1, "q")].mean != losses["a"][Replica(1, "q")].mean
+    assert not (tmp_path / "q" / "runs" / "yarn-1").exists()
+
+    other = dataclasses.replace(study, digits=3)
+    reproduce(other, tmp_path / "r", figures=[1], data=tokens, piece="r",
+              records=tmp_path / "r.tar.xz")  # fmt: skip
+    with pytest.raises(ValueError, match="piece of another study"):
+        gather([tmp_path / "r.tar.xz"], folder)
+    with pytest.raises(ValueError, match="was begun with piece 'p', not 'q'"):
+        reproduce(study, tmp_path / "p", data=tokens, piece="q")
+
+
+def test_the_clock_stops_a_study_and_the_same_command_goes_on(
+    tiny, tokens, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    longer = dataclasses.replace(
+        tiny, pretraining=tiny.pretraining.replaced({"run.steps": 1_000_000})
+    )
+    folder, steps = tmp_path / "s", [0]
+    for _ in range(2):
+        stopped = reproduce(
+            longer, folder, configurations=["a"], seeds=1, figures=[4], data=tokens,
+            minutes=0.2, piece="p", records=tmp_path / "p.tar.xz",
+        )  # fmt: skip
+        assert not stopped.is_whole and not stopped.failed
+        assert "the time is used" in capfd.readouterr().out
+        log = (folder / "logs" / "pretrain-a-0.log").read_text()
+        found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
+        steps.append(int(found[-1].replace(",", "")))
+    assert steps == sorted(set(steps))
+    # Nothing twice: the journal has every step once.
+    with tarfile.open(tmp_path / "p.tar.xz") as packed:
+        lines = packed.extractfile("runs/a-0/journal.jsonl").read().decode().splitlines()
+    made = [line["step"] for line in map(json.loads, lines) if line["kind"] == "step"]
+    assert made == list(range(1, steps[-1] + 1))
+
+
+def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
+    tiny, tokens, tmp_path
+):
+    """A loss takes 6 s by the preset; a training goes on, so it may start with less."""
+    folder = tmp_path / "s"
+    asked = {"configurations": ["a"], "seeds": 1, "data": tokens}
+    assert reproduce(tiny, folder, figures=[4], **asked).is_whole
+    done = reproduce(tiny, folder, figures=[5], minutes=0.05, **asked)
+    assert not done.is_whole and not (folder / "logs" / "loss-a-0.log").exists()
+    assert reproduce(tiny, folder, figures=[5], minutes=0.5, **asked).is_whole
+
+
+def test_two_runs_of_the_gpu_preset_with_all_measurements_fit_half_an_hour():
+    study = gpu()
+    seconds = makespan(study, plan(study, configurations=["a", "b"], seeds=1), workers=1)
+    assert seconds - study.seconds["data"] < 29 * 60
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_is_the_small_preset_but_for_what_it_is_called_after(variant):
+    base, study = study_named("small"), study_named(f"small:{variant}")
+    assert study.preset == f"small:{variant}"
+    assert study.pretraining == base.pretraining.replaced(VARIANTS[variant]) != base.pretraining
+    assert dataclasses.replace(study, preset="small", pretraining=base.pretraining) == base
+    assert min(study.seeds[name] for name in "abcdef") == 3
+
+
+def test_the_family_needs_no_training_of_its_own():
+    jobs = plan(gpu(), configurations=list(FAMILY), seeds=1)
+    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == {"a-0"}
+    assert {job.run for job in jobs if job.kind == "needle"} == {f"{name}-0" for name in FAMILY}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 0}, "minutes must be more than 0"),
+        ({"piece": "a/b"}, "letters, digits"),
+        ({"records": Path("records.zip")}, r"NAME\.tar\.xz"),
+        ({"first_seed": -1}, "first_seed must be at least 0"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(tiny, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        reproduce(tiny, tmp_path / "s", **options)
+
+
+def test_what_is_no_piece_is_refused(tmp_path):
+    (tmp_path / "no.tar.xz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is no piece of a study"):
+        gather([tmp_path / "no.tar.xz"], tmp_path / "study")

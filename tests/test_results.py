@@ -1,0 +1,63 @@
+"""What the README and the docs say was measured is what the records in results/ say."""
+
+from pathlib import Path
+
+import pytest
+
+from ssmax.report.results import HEADLINES, read_results, tables, written
+from ssmax.study.claims import judge
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "results").is_dir(), reason="results/ is in the repository alone"
+)
+
+
+@pytest.fixture(scope="module")
+def results():
+    return read_results(ROOT / "results")
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+def test_every_table_of_results_is_made_of_the_records(results, document):
+    text = (ROOT / document).read_text()
+    assert "<!-- results: " in text
+    assert written(text, tables(results)) == text
+
+
+def test_the_verdicts_are_those_of_the_claims_on_the_records(results):
+    for name, findings in results.items():
+        stored = findings.comparisons
+        judged = judge(findings, stored[0].provenance)
+        assert [words(one) for one in judged] == [words(one) for one in stored], name
+        for one, other in zip(judged, stored, strict=True):
+            assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-12), one.text
+        assert {one.text for one in stored} >= set(HEADLINES), name
+
+
+def words(one):
+    return one.claim, one.text, one.unit, one.basis, one.verdict, one.is_ours
+
+
+def numbers(one):
+    return one.effect, one.low, one.high
+
+
+def test_a_number_that_is_changed_by_hand_is_noticed(results):
+    text = (ROOT / "README.md").read_text()
+    _, _, table = text.partition("<!-- results: headlines -->")
+    forged = text.replace(table, table.replace("[-0.", "[-9.", 1))
+    assert forged != text
+    assert written(forged, tables(results)) == text
+
+
+def test_a_table_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="there is no table 'hedlines'"):
+        written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
+
+
+def test_results_hold_records_and_no_weights():
+    files = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".safetensors", ".pt", ".bin")]
+    pages = {path.parent for path in files if path.name == "report.html"}
+    assert pages == {path.parent for path in files if path.name == "study.json"}

@@ -1,0 +1,27 @@
+"""Draw results/ anew from its records, and write its tables into the README and the docs.
+
+`make results`. No GPU, no weights: a folder of results holds records, and all else is made of them.
+"""
+
+from pathlib import Path
+
+from ssmax._files import write_whole
+from ssmax.report.results import read_results, tables, written
+from ssmax.study.reproduction import report
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "docs/results.md")
+
+
+def main() -> None:
+    """Judge, draw, write."""
+    for study in sorted((ROOT / "results").glob("*/study.json")):
+        _, page = report(study.parent)
+        print(page.relative_to(ROOT))
+    made = tables(read_results(ROOT / "results"))
+    for name in DOCUMENTS:
+        write_whole(ROOT / name, written((ROOT / name).read_text(), made))
+
+
+if __name__ == "__main__":
+    main()

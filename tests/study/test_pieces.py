@@ -84,8 +84,9 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     longer = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.replaced({"run.steps": 1_000_000})
     )
-    folder, steps = tmp_path / "s", [0]
-    for _ in range(2):
+    folder, steps = tmp_path / "s", []
+    # A busy machine may not come to its first step in time: then the command is given once more.
+    while len(steps) < 2:
         stopped = reproduce(
             longer, folder, configurations=["a"], seeds=1, figures=[4], data=tokens,
             minutes=0.2, piece="p", records=tmp_path / "p.tar.xz",
@@ -94,8 +95,8 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
         assert "the time is used" in capfd.readouterr().out
         log = (folder / "logs" / "pretrain-a-0.log").read_text()
         found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
-        steps.append(int(found[-1].replace(",", "")))
-    assert steps == sorted(set(steps))
+        steps = [int(step.replace(",", "")) for step in found]
+    assert 0 < steps[0] < steps[1]
     # Nothing twice: the journal has every step once.
     with tarfile.open(tmp_path / "p.tar.xz") as packed:
         lines = packed.extractfile("runs/a-0/journal.jsonl").read().decode().splitlines()
@@ -112,7 +113,7 @@ def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
     assert reproduce(tiny, folder, figures=[4], **asked).is_whole
     done = reproduce(tiny, folder, figures=[5], minutes=0.05, **asked)
     assert not done.is_whole and not (folder / "logs" / "loss-a-0.log").exists()
-    assert reproduce(tiny, folder, figures=[5], minutes=0.5, **asked).is_whole
+    assert reproduce(tiny, folder, figures=[5], minutes=5, **asked).is_whole
 
 
 def test_two_runs_of_the_gpu_preset_with_all_measurements_fit_half_an_hour():

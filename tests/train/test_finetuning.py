@@ -208,6 +208,14 @@ def test_a_quick_run_learns_hidden_numbers_of_its_own_text(small, tmp_path):
     assert read_run_config(tmp_path / "qa").data.questions == "hidden"
 
 
+def test_a_fine_tuned_run_hides_numbers_in_the_text_of_its_base(small, tmp_path):
+    config = small("a", model__train_length=128, run__steps=1, run__recipe="quick")
+    pretrain(config, tmp_path / "base", world=CPU)
+    finetune(tmp_path / "base", tmp_path / "once", world=CPU, changes=QUICK, quiet=True)
+    finetune(tmp_path / "once", tmp_path / "twice", world=CPU, changes=QUICK, quiet=True)
+    assert read_run_config(tmp_path / "twice").data.questions == "hidden"
+
+
 def test_invented_questions_can_be_answered_from_their_context():
     questions = invented_questions(500, seed=3, max_facts=5)
     assert questions == invented_questions(500, seed=3, max_facts=5)

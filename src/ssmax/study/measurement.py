@@ -30,7 +30,7 @@ from ssmax.records import (
     to_json_line,
 )
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax.train.config import TrainConfig
+from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
 
 POSITION_LOSS, NEEDLE = "position_loss.jsonl", "needle.jsonl"
@@ -104,7 +104,7 @@ class Measurement:
                 "model": model.config.to_dict(),
                 "theta": model.theta,
             },
-            data=data if data is not None else _text_of(config),
+            data=data if data is not None else text_of_run(config),
             results=results,
             device=here,
             usual_length=config.model.train_length,
@@ -249,10 +249,3 @@ class Measurement:
         mine = {(record.run, record.provenance.config_hash) for record in records}
         kept = [one for one in old if (one.run, one.provenance.config_hash) not in mine]
         write_whole(path, "".join(map(to_json_line, [*kept, *records])))
-
-
-def _text_of(config: TrainConfig) -> Path:
-    """What a run was trained on; a fine-tuned one, what its base was."""
-    if config.data.base:
-        return _text_of(read_run_config(Path(config.data.base)))
-    return Path(config.data.folder)

@@ -25,6 +25,7 @@ from ssmax.train.run import (
     read_run_config,
     resumed_config,
     run_folder,
+    text_of_run,
 )
 from ssmax.train.samples import Batch
 from ssmax.train.trainee import OwnModel
@@ -189,7 +190,7 @@ def _examples(source: str, base: Path, *, length: int, seed: int) -> list[Exampl
     tokenizer = load_run_tokenizer(base)
     end_of_document = tokenizer.vocabulary.end_of_document
     if (digits := hidden_digits(source)) is not None:
-        shards = ShardSet.open(Path(read_run_config(base).data.folder) / TRAIN)
+        shards = ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)
         text = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
         return hidden_examples(
             text[text != end_of_document],

@@ -146,6 +146,13 @@ def model_folder(folder: Path) -> Iterator[Path]:
     hidden.rename(final)
 
 
+def text_of_run(config: TrainConfig) -> Path:
+    """The prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
+    if config.data.base:
+        return text_of_run(read_run_config(Path(config.data.base)))
+    return Path(config.data.folder)
+
+
 def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:
     """The model of a run: what it was finished with, or else that of its newest checkpoint."""
     config = read_run_config(folder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ssmax import data as data
     from ssmax import eval as eval
+    from ssmax import hf as hf
     from ssmax import lm as lm
     from ssmax import nn as nn
     from ssmax import ops as ops
@@ -47,7 +48,7 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("data", "eval", "lm", "nn", "ops", "records", "serve", "testing", "train")
+_ROOMS = ("data", "eval", "hf", "lm", "nn", "ops", "records", "serve", "testing", "train")
 
 __all__ = [
     "SSMaxScale",
@@ -55,6 +56,7 @@ __all__ = [
     "attention_rows",
     "data",
     "eval",
+    "hf",
     "initial_s",
     "lm",
     "nn",

@@ -15,6 +15,14 @@ from tiny_models import build, randomise, tokens_of
 import ssmax.hf
 from ssmax.hf.bundle import Symbol, bundle
 
+
+@pytest.fixture(autouse=True)
+def hooks_of_its_own(monkeypatch):
+    """Code loaded here hooks itself in beside ours; later tests are not to meet it."""
+    interface = transformers.AttentionInterface
+    monkeypatch.setattr(interface, "get_interface", interface.get_interface)
+
+
 ELSEWHERE = """
 import sys
 sys.modules["ssmax"] = None  # as if it were not installed

@@ -55,6 +55,8 @@ def told_nothing(module, query, key, value, attention_mask, scaling=None, **_):
 def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeypatch):
     """AutoModel from the config with the code beside it, its own weights, positions, no mask."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "vllm", told_nothing)
+    # The code beside the model hooks itself in; later tests are not to meet it.
+    monkeypatch.setattr(AttentionInterface, "get_interface", AttentionInterface.get_interface)
     source = native(rule="ssmax_bias")
     export(source, tmp_path / "out", to="hf", prompt=PROMPT)
     config = AutoConfig.from_pretrained(tmp_path / "out", trust_remote_code=True)

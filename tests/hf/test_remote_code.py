@@ -14,11 +14,13 @@ from tiny_models import build, randomise, tokens_of
 
 import ssmax.hf
 from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.hook import install
 
 
 @pytest.fixture(autouse=True)
 def hooks_of_its_own(monkeypatch):
-    """Code loaded here hooks itself in beside ours; later tests are not to meet it."""
+    """Code loaded here hooks itself in over ours; later tests are not to meet it."""
+    install()
     interface = transformers.AttentionInterface
     monkeypatch.setattr(interface, "get_interface", interface.get_interface)
 

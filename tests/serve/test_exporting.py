@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModel
 
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
+from ssmax.hf.hook import install
 from ssmax.serve import export, exporting, gguf_file
 from ssmax.serve.checking import CHUNK, DECODED, Agreement, compare
 from ssmax.serve.folding import fold, llama_form
@@ -55,7 +56,8 @@ def told_nothing(module, query, key, value, attention_mask, scaling=None, **_):
 def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeypatch):
     """AutoModel from the config with the code beside it, its own weights, positions, no mask."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "vllm", told_nothing)
-    # The code beside the model hooks itself in; later tests are not to meet it.
+    # The code beside the model hooks itself in, over ours; later tests are not to meet it.
+    install()
     monkeypatch.setattr(AttentionInterface, "get_interface", AttentionInterface.get_interface)
     source = native(rule="ssmax_bias")
     export(source, tmp_path / "out", to="hf", prompt=PROMPT)

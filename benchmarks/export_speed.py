@@ -8,6 +8,7 @@ onnxruntime takes the threads it wants.
 
 import argparse
 import importlib.util
+import itertools
 import tempfile
 import time
 from pathlib import Path
@@ -81,7 +82,7 @@ def main() -> None:
     arguments.add_argument("run", type=Path)
     source = load_source(arguments.parse_args().run, keeps_dtype=False)
     torch.set_num_threads(1)
-    text = "".join(document.text for _, document in zip(range(20), embedded_documents()))  # noqa: B905
+    text = "".join(document.text for document in itertools.islice(embedded_documents(), 20))
     tokens = source.encode(text)[: PREFILLED + DECODED]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ssmax.cli.evaluate_verbs import evaluate_app
+from ssmax.cli.options import A_RUN, Device, Json
 from ssmax.tiny import is_shipped, run_folder
 
 app: typer.Typer = typer.Typer(
@@ -17,23 +19,17 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax: the library's models, trained and tried from the command line.",
 )
-evaluate_app: typer.Typer = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="What the paper measures, of a run."
-)
 app.add_typer(evaluate_app, name="evaluate")
 data_app: typer.Typer = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Text to tokens."
 )
 app.add_typer(data_app, name="data")
 
-A_RUN = "A run's folder; or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package."
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4.")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")]
-Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 OnNonfinite = Annotated[
     str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
 ]
@@ -592,196 +588,3 @@ def generate(
     else:
         for prompt, row in zip(prompts, new, strict=True):
             print(f"{prompt}{tokenizer.decode(row)}\n---")
-
-
-RunFolder = Annotated[Path | None, typer.Argument(metavar="[RUN]", parser=run_folder, help=A_RUN)]
-Hf = Annotated[
-    list[str] | None,
-    typer.Option("--hf", metavar="MODEL", help="A folder or a name on the Hub; may be repeated."),
-]
-Adapter = Annotated[
-    Path | None, typer.Option(help="Measure the --hf model with this adapter's s beside it.")
-]
-OwnTokenizer = Annotated[
-    str | None, typer.Option("--tokenizer", help="For --hf; by default the model's own.")
-]
-Text = Annotated[Path | None, typer.Option("--data", help="Prepared tokens; by default the run's.")]
-Theta = Annotated[float | None, typer.Option(help="Base of the rotation; by default the run's.")]
-Rule = Annotated[str | None, typer.Option(help="Replace the attention's rule first: e's is ssmax.")]
-Results = Annotated[Path, typer.Option(help="Folder of the results.")]
-Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
-
-
-@evaluate_app.command("position-loss")
-def evaluate_position_loss(
-    folder: RunFolder = None,
-    hf: Hf = None,
-    adapter: Adapter = None,
-    tokenizer: OwnTokenizer = None,
-    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
-    documents: Annotated[int, typer.Option(help="How many.")] = 32,
-    batch: Annotated[int, typer.Option(help="Documents at a time.")] = 1,
-    data: Text = None,
-    theta: Theta = None,
-    rule: Rule = None,
-    results: Results = Path("results"),
-    device: Device = None,
-    json_: Json = False,
-) -> None:
-    """The loss at every position of long documents: figure 5."""
-    from ssmax.cli.evaluate import Models, position_loss
-
-    models = Models(
-        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
-        rule=rule, results=results, device=device, as_json=json_,
-    )  # fmt: skip
-    models.each(
-        lambda here: position_loss(
-            here, length=length, documents=documents, batch=batch, as_json=json_
-        )
-    )
-
-
-@evaluate_app.command("needle")
-def evaluate_needle(
-    folder: RunFolder = None,
-    hf: Hf = None,
-    adapter: Adapter = None,
-    tokenizer: OwnTokenizer = None,
-    lengths: Annotated[
-        list[int] | None, typer.Option("--length", help="Tokens of a context; may be repeated.")
-    ] = None,
-    depths: Annotated[int, typer.Option(help="Depths from start to end, evenly.")] = 11,
-    trials: Annotated[int, typer.Option(help="Of a cell.")] = 20,
-    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
-    batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
-    data: Text = None,
-    theta: Theta = None,
-    rule: Rule = None,
-    seed: Seed = 0,
-    results: Results = Path("results"),
-    device: Device = None,
-    json_: Json = False,
-) -> None:
-    """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
-    from ssmax.cli.evaluate import Models, needle
-
-    models = Models(
-        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
-        rule=rule, results=results, device=device, as_json=json_,
-    )  # fmt: skip
-    models.each(
-        lambda here: needle(
-            here,
-            lengths=lengths,
-            depths=depths,
-            trials=trials,
-            digits=digits,
-            batch=batch,
-            seed=seed,
-            as_json=json_,
-        )
-    )
-
-
-@evaluate_app.command("needle-score")
-def evaluate_needle_score(
-    folder: RunFolder = None,
-    hf: Hf = None,
-    adapter: Adapter = None,
-    tokenizer: OwnTokenizer = None,
-    length: Annotated[int | None, typer.Option(help="Tokens of a context.")] = None,
-    trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
-    depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
-    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
-    data: Text = None,
-    theta: Theta = None,
-    rule: Rule = None,
-    seed: Seed = 0,
-    results: Results = Path("results"),
-    device: Device = None,
-    json_: Json = False,
-) -> None:
-    """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
-    from ssmax.cli.evaluate import Models, needle_score
-
-    models = Models(
-        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
-        rule=rule, results=results, device=device, as_json=json_,
-    )  # fmt: skip
-    models.each(
-        lambda here: needle_score(
-            here,
-            length=length,
-            trials=trials,
-            depth=depth,
-            digits=digits,
-            seed=seed,
-            as_json=json_,
-        )
-    )
-
-
-@evaluate_app.command("fading")
-def evaluate_fading(
-    folder: RunFolder = None,
-    hf: Hf = None,
-    adapter: Adapter = None,
-    tokenizer: OwnTokenizer = None,
-    length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
-    documents: Annotated[int, typer.Option(help="How many.")] = 8,
-    data: Text = None,
-    theta: Theta = None,
-    rule: Rule = None,
-    results: Results = Path("results"),
-    device: Device = None,
-    json_: Json = False,
-) -> None:
-    """How sharp attention is, head by head, as the context grows."""
-    from ssmax.cli.evaluate import Models, fading
-
-    models = Models(
-        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
-        rule=rule, results=results, device=device, as_json=json_,
-    )  # fmt: skip
-    models.each(lambda here: fading(here, length=length, documents=documents, as_json=json_))
-
-
-@evaluate_app.command("all")
-def evaluate_all(
-    folder: RunFolder = None,
-    hf: Hf = None,
-    adapter: Adapter = None,
-    tokenizer: OwnTokenizer = None,
-    length: Annotated[int, typer.Option(help="Tokens of a document and of a context.")] = 1024,
-    documents: Annotated[int, typer.Option(help="How many, for losses and fading.")] = 8,
-    depths: Annotated[int, typer.Option(help="Of needles, from start to end.")] = 5,
-    trials: Annotated[int, typer.Option(help="Of every depth, and of needle scores.")] = 10,
-    digits: Annotated[int, typer.Option(help="Of a number.")] = 7,
-    data: Text = None,
-    theta: Theta = None,
-    rule: Rule = None,
-    seed: Seed = 0,
-    results: Results = Path("results"),
-    device: Device = None,
-    json_: Json = False,
-) -> None:
-    """All four at one length; --hf BEFORE --hf AFTER shows them side by side."""
-    from ssmax.cli.evaluate import Models, everything
-
-    models = Models(
-        run=folder, hf=hf or [], adapter=adapter, tokenizer=tokenizer, data=data, theta=theta,
-        rule=rule, results=results, device=device, as_json=json_,
-    )  # fmt: skip
-    models.each(
-        lambda here: everything(
-            here,
-            length=length,
-            documents=documents,
-            depths=depths,
-            trials=trials,
-            digits=digits,
-            seed=seed,
-            as_json=json_,
-        )
-    )

@@ -8,6 +8,7 @@ are the same with the new tokens. The mask is 1 where there is a token, so rows 
 
 # B batch, T new tokens, S cached tokens, G key heads, D head width
 
+import abc
 import inspect
 import logging
 import warnings
@@ -27,7 +28,7 @@ from ssmax.serve.past import Past
 ONNX, PROGRAM = "model.onnx", "model.pt2"
 
 
-class Graph(nn.Module):
+class Graph(nn.Module, abc.ABC):
     """The cache comes in and goes out as tensors."""
 
     cache_shapes: list[tuple[int, int]]
@@ -41,12 +42,12 @@ class Graph(nn.Module):
             for heads, width in self.cache_shapes
         ]
 
+    @abc.abstractmethod
     def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
         """Logits of the last token alone, (B, V); the new tokens are written where there is room.
 
         For what is run here, token after token, where a copy of the cache would take longest.
         """
-        raise NotImplementedError
 
 
 class NativeGraph(Graph):

@@ -30,8 +30,8 @@ SDPA_KERNELS = {
 }
 # cuDNN is the fastest on Hopper, and SDPA's own order would take flash before it.
 FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", "math")]
-# For every new number of keys cuDNN makes a plan, which takes 40 ms and more (LOG.md); and a decoder
-# has a new one for every token.
+# For every new number of keys cuDNN makes a plan, which takes 40 ms and more (LOG.md), and a
+# decoder has a new one for every token.
 WITHOUT_PLANS_FIRST = [SDPA_KERNELS[name] for name in ("flash", "efficient", "cudnn", "math")]
 
 # On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.

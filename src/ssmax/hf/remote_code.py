@@ -43,7 +43,9 @@ class OwnType:
         return {**values, "model_type": TYPE_PREFIX + self.model_type}
 
     @classmethod
-    def get_config_dict(cls, *arguments: Any, **options: Any) -> tuple[dict, dict]:
+    def get_config_dict(
+        cls, *arguments: Any, **options: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is read."""
         values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
             *arguments, **options

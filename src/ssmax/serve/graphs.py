@@ -57,7 +57,9 @@ class NativeGraph(Graph):
         super().__init__()
         self.model = model
         config = model.config
-        self.cache_shapes = [(config.key_heads, config.head)] * (2 * config.num_layers)
+        self.cache_shapes: list[tuple[int, int]] = [(config.key_heads, config.head)] * (
+            2 * config.num_layers
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
@@ -102,12 +104,14 @@ class ConvertedGraph(Graph):
             )
         self.model = model
         parameters = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in parameters
-        self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self.takes_positions: bool = "position_ids" in parameters
+        self.one_logit: dict[str, int] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        )
         token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
             cache = model(token, attention_mask=token, use_cache=True).past_key_values
-        self.cache_shapes = [
+        self.cache_shapes: list[tuple[int, int]] = [
             (tensor.shape[1], tensor.shape[3])
             for layer in cache.layers
             for tensor in (layer.keys, layer.values)

@@ -24,6 +24,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
+def _asks_nothing(name: str, value: Any) -> bool:
+    # 0 is False to Python, but `logprobs: 0` asks for the chosen tokens' own.
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in _NEUTRAL.get(name, ())
+    )
+
+
 def _whole(text: str) -> str:
     """JSON can spell half a character, which no tokenizer reads."""
     try:
@@ -94,9 +102,7 @@ class Asked(_Strict):
     def _without_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {
-            name: value for name, value in values.items() if value not in _NEUTRAL.get(name, ())
-        }
+        return {name: value for name, value in values.items() if not _asks_nothing(name, value)}
 
     @property
     def stops(self) -> tuple[str, ...]:

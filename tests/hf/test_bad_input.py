@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ssmax.hf
+from ssmax.hf.hook import HookedScale
 
 
 def own_attention():
@@ -31,7 +32,7 @@ def fused(model):
     return model
 
 
-def other_heads(model):
+def other_heads(model, scale=None):
     """A layer of two heads that are as wide as the others' four, and says nothing of it."""
     from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -40,6 +41,8 @@ def other_heads(model):
     layer = model.model.layers[1]
     layer.self_attn = LlamaAttention(config, 1)
     layer.self_attn.config = model.config
+    if scale is not None:
+        layer.self_attn.ssmax = scale
     return model
 
 
@@ -121,7 +124,11 @@ BAD = {
         r"own attention code \(QuantAttentionFused\).* is quantised: load it without fused modules",
     ),
     "heads that differ per layer": (
-        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(other_heads(m))),
+        lambda m, _: ssmax.hf.convert(other_heads(m)),
+        "model.layers.1.self_attn has 2 heads by its weights and 4 by its config",
+    ),
+    "heads that differ from its ssmax": (
+        lambda m, _: ssmax.hf.verify(other_heads(ssmax.hf.convert(m), HookedScale(4, "ssmax", 8))),
         "layer 1 has 2 query heads here, its ssmax was made for 4",
     ),
     "heads in a list": (

@@ -336,8 +336,20 @@ def _num_heads(name: str, module: nn.Module) -> int:
         for attribute in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
             found = getattr(owner, attribute, None)
             if isinstance(found, int) and found > 0:
+                _check_width(name, module, found)
                 return found
     raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+
+
+def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
+    """Refuse a layer whose weights are those of other heads than it tells of."""
+    joined = getattr(getattr(module, "o_proj", None), "in_features", None)
+    width = getattr(module, "v_head_dim", None) or getattr(module, "head_dim", None)
+    if isinstance(joined, int) and isinstance(width, int) and joined != num_heads * width:
+        raise ValueError(
+            f"{name} has {joined / width:g} heads by its weights and {num_heads} by its config; a "
+            "layer whose heads are not those of its config has to tell them as num_heads"
+        )
 
 
 def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:

@@ -115,6 +115,9 @@ BAD = {
     "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
     "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
     "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
+    "a length that identity does not use": (
+        lambda m, _: ssmax.hf.convert(m, train_length=0), "at least 2",
+    ),
     "own attention": (
         lambda m, _: ssmax.hf.convert(own_attention()),
         r"has its own attention code \(BloomAttention\)",

@@ -29,6 +29,7 @@ class Conversion:
     rule: str
     init: str
     train_length: int | None
+    """None where nobody said, and no first value came from it."""
     layers: tuple[str, ...]
     """Names of the attention modules that carry an ssmax."""
 
@@ -112,9 +113,11 @@ def attach(model: nn.Module, record: Conversion) -> None:
             f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
             "the adapter is for another model"
         )
+    # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
+    length = 2 if record.train_length is None else record.train_length
     # All of them before the first is attached: an error leaves the model as it was.
     scales = {
-        name: HookedScale(_num_heads(name, known[name]), record.rule, record.train_length)
+        name: HookedScale(_num_heads(name, known[name]), record.rule, length)
         for name in record.layers
     }
     install()
@@ -265,8 +268,7 @@ def _check_choice(
         has_bias = True
     if init in ("identity", "anneal") and not has_bias:
         raise ValueError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
-    # The length of identity is not used: any that SSMaxScale takes will do.
-    return "ssmax_bias" if has_bias else "ssmax", train_length or 2
+    return "ssmax_bias" if has_bias else "ssmax", train_length
 
 
 def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:

@@ -83,8 +83,7 @@ def adopt_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str)
         names = ", ".join(one.suffix for one in DIALECTS)
         raise ValueError(f"{what} carries no s by any name that is known: {names}")
     layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.scale" in renamed)
-    # The length is only for an s that has yet to begin.
-    attach(model, Conversion(rule="ssmax", init="paper", train_length=2, layers=layers))
+    attach(model, Conversion(rule="ssmax", init="paper", train_length=None, layers=layers))
     try:
         fill(model, renamed, what=what)
     except ValueError:

@@ -111,6 +111,15 @@ BAD = {
     "bias of another rule": (
         lambda m, _: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
     ),
+    "bias of clamp": (
+        lambda m, _: ssmax.hf.convert(m, init="clamp", train_length=8, bias=True), "leave it out",
+    ),
+    "no bias of a rule that has one": (
+        lambda m, _: ssmax.hf.convert(
+            m, rule="ssmax_bias", init="paper", train_length=8, bias=False
+        ),
+        "for none pass rule='ssmax'",
+    ),
     "layers": (lambda m, _: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
     "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
     "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),

@@ -252,6 +252,10 @@ def _check_choice(
     if init == "clamp":
         if rule not in ("ssmax", "qwen_logn"):
             raise ValueError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
+        if bias is not None:
+            raise ValueError(
+                "init='clamp' learns nothing, so bias has no place in it; leave it out"
+            )
         return "qwen_logn", train_length
     if rule not in ("ssmax", "ssmax_bias"):
         if init == "anneal" or bias is not None:
@@ -263,9 +267,10 @@ def _check_choice(
                 "first values"
             )
         return rule, train_length
-    has_bias = init in ("identity", "anneal") if bias is None else bias
-    if rule == "ssmax_bias":
-        has_bias = True
+    if rule == "ssmax_bias" and bias is False:
+        raise ValueError("rule='ssmax_bias' has a bias; for none pass rule='ssmax'")
+    starts_with_one = rule == "ssmax_bias" or init in ("identity", "anneal")
+    has_bias = starts_with_one if bias is None else bias
     if init in ("identity", "anneal") and not has_bias:
         raise ValueError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
     return "ssmax_bias" if has_bias else "ssmax", train_length

@@ -36,7 +36,7 @@ class Conversion:
     @classmethod
     def of(cls, model: nn.Module) -> "Conversion | None":
         """A model's own, or None."""
-        return getattr(model, RECORD, None)
+        return getattr(unwrapped(model), RECORD, None)
 
     def put(self, model: Any) -> None:
         """On the model, and in its config, for its checkpoint."""
@@ -214,9 +214,22 @@ def check_unconverted(model: Any) -> None:
         )
 
 
+def must_be_converted(model: nn.Module) -> Conversion:
+    """How a model was converted, or a ValueError."""
+    record = Conversion.of(model)
+    if record is None:
+        raise ValueError(
+            f"this {type(unwrapped(model)).__name__} is not converted; call ssmax.hf.convert "
+            "before anything wraps it"
+        )
+    return record
+
+
 def unwrapped(model: Any) -> Any:
-    """The model inside the wrapper of torch.compile or PEFT, which answers in its name."""
+    """The model inside the wrapper of torch.compile, DDP or PEFT."""
     model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

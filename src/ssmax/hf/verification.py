@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.conversion import Conversion, converted_modules, device_of, in_tower, unwrapped
+from ssmax.hf.conversion import (
+    converted_modules,
+    device_of,
+    in_tower,
+    must_be_converted,
+    unwrapped,
+)
 from ssmax.hf.hook import audited
 
 TOKENS, PADDING = 12, 5
@@ -33,9 +39,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     are run instead. Raises a ValueError that names the layers that were not reached or count
     wrongly.
     """
-    record = Conversion.of(model)
-    if record is None:
-        raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
+    record = must_be_converted(model)
     model = unwrapped(model)
     names = {module: name for name, module in converted_modules(model)}
     if set(names.values()) != set(record.layers):

@@ -52,9 +52,13 @@ def heads_in_a_list(model):
     return model
 
 
-def adapter_of(name, folder):
-    ssmax.hf.save(ssmax.hf.convert(build(name)), folder)
+def adapter_of(model, folder):
+    ssmax.hf.save(ssmax.hf.convert(model), folder)
     return folder
+
+
+def deeper():
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**{**SHARED, "num_hidden_layers": 3}))
 
 
 def plainly_loaded(model, folder):
@@ -90,7 +94,9 @@ BAD = {
         r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
     ),
     "an adapter for what was loaded as softmax": (
-        lambda m, folder: ssmax.hf.load(plainly_loaded(m, folder), adapter_of("llama", folder)),
+        lambda m, folder: ssmax.hf.load(
+            plainly_loaded(m, folder), adapter_of(build("llama"), folder)
+        ),
         r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
     ),
     "after PEFT": (lambda m, _: ssmax.hf.convert(with_lora(m)), "before PEFT wraps it"),
@@ -160,11 +166,23 @@ BAD = {
         "never back",
     ),
     "an adapter for another model": (
-        lambda m, folder: ssmax.hf.load(m, adapter_of("gpt2", folder)),
-        "LlamaForCausalLM has no attention layer .*the adapter is for another model",
+        lambda m, folder: ssmax.hf.load(m, adapter_of(build("gpt2"), folder)),
+        "is an adapter for gpt2, this LlamaForCausalLM is of the family llama",
+    ),
+    "an adapter for another family with the same layers": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(build("olmo2"), folder)),
+        "is an adapter for olmo2, this LlamaForCausalLM is of the family llama",
+    ),
+    "an adapter for a deeper model": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(deeper(), folder)),
+        "has no attention layer 'model.layers.2.self_attn'; the adapter is for another model",
+    ),
+    "an adapter for no model": (
+        lambda m, folder: ssmax.hf.load("gpt2", adapter_of(m, folder)),
+        "takes a model of Transformers, got str",
     ),
     "an adapter for a converted model": (
-        lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of("llama", folder)),
+        lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of(build("llama"), folder)),
         "converted already",
     ),
     "a class that nobody trusted": (

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax._files import write_whole
 from ssmax.hf.conversion import (
     Conversion,
     attach,
@@ -21,6 +21,7 @@ from ssmax.hf.conversion import (
 from ssmax.hf.hook import ATTRIBUTE
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
+_FAMILY = "model_type"
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -40,11 +41,13 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{WEIGHTS}.partial"
-    save_file(ssmax_tensors(model), partial)
-    partial.replace(folder / WEIGHTS)
-    values = dataclasses.asdict(record) | {"model": type(model).__name__}
-    write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+    values = dataclasses.asdict(record) | {_FAMILY: _family(model)}
+    # Every rank of a sharded model is here and writes the same: none into another's file.
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
+        save_file(ssmax_tensors(model), Path(own) / WEIGHTS)
+        (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        for name in (WEIGHTS, CONFIG):
+            (Path(own) / name).replace(folder / name)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -56,9 +59,14 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     from safetensors.torch import load_file
 
     values = json.loads((folder / CONFIG).read_text())
-    values.pop("model", None)
+    family = values.pop(_FAMILY, None)
     record = Conversion.from_dict(values)
     check_unconverted(model)
+    if family != _family(model):
+        raise ValueError(
+            f"{folder} is an adapter for {family}, this {type(model).__name__} is of the family "
+            f"{_family(model)}; the adapter is for another model"
+        )
     tensors = load_file(folder / WEIGHTS)
     attach(model, record)
     try:
@@ -67,6 +75,11 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         Conversion.take_away(model)
         raise
     return model
+
+
+def _family(model: Any) -> str:
+    """Layers of other families may have the same names and as many heads."""
+    return model.config.model_type
 
 
 def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -85,7 +85,6 @@ def convert(
     their name and module says True. `attention="all"` takes cross attention, encoders beside a
     decoder and towers of pictures or sound as well.
     """
-    _check_model(model)
     check_unconverted(model)
     rule, train_length = _check_choice(rule, init, train_length, bias)
     if not callable(layers) and layers not in ("full", "all"):
@@ -201,7 +200,8 @@ def _check_model(model: nn.Module) -> None:
 
 
 def check_unconverted(model: Any) -> None:
-    """Refuse a model that has an s already, or had one: it would be lost."""
+    """Refuse what is no model, and one that has an s already, or had one: it would be lost."""
+    _check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
         raise ValueError(
             "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"

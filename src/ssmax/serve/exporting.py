@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
 from ssmax.serve.folding import Folded, fold, llama_form
-from ssmax.serve.vocabulary import gguf_vocabulary
+from ssmax.serve.vocabulary import end_token, gguf_vocabulary
 
 FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 DRAWN = 1024
@@ -98,8 +98,9 @@ def _write(
     checked: int,
     tokenizer: str | None,
 ) -> _Written:
+    end = None if tokenizer is None else end_token(tokenizer)
     if to == "hf":
-        transformers_forms.write_converted(model, folder)
+        transformers_forms.write_converted(model, folder, end=end)
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
@@ -113,7 +114,7 @@ def _write(
             how="kept in the graph; n is counted from attention_mask",
             opened=lambda: opened(path, graph.empty_past()),
         )
-    form = llama_form(model)
+    form = llama_form(model, end=end)
     folded = fold(form, fit=fit)
     # What was looked at is what is promised.
     context = max(form.train_length, form.config["max_position_embeddings"], checked)

@@ -110,7 +110,8 @@ class ConvertedGraph(Graph):
         )
         token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
-            cache = model(token, attention_mask=token, use_cache=True).past_key_values
+            cache = model(token, attention_mask=token, use_cache=True).get("past_key_values")
+        _check_cache(model, cache)
         self.cache_shapes: list[tuple[int, int]] = [
             (tensor.shape[1], tensor.shape[3])
             for layer in cache.layers
@@ -150,6 +151,20 @@ class ConvertedGraph(Graph):
         return self.model(
             input_ids, attention_mask=mask_BS, past_key_values=cache, use_cache=True, **options
         ).logits
+
+
+def _check_cache(model: Any, cache: Any) -> None:
+    """Refuse what would be lost on the way: states of convolutions, of recurrences, of indexers."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    kinds = {type(layer) for layer in getattr(cache, "layers", ())}
+    others = kinds - {DynamicLayer, DynamicSlidingWindowLayer}
+    if others or not kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in others)) or "none"
+        raise ValueError(
+            f"only keys and values go in and out of a graph, and the cache of "
+            f"{type(model).__name__} is another ({names}); the form hf keeps it"
+        )
 
 
 def graph_of(model: nn.Module) -> Graph:

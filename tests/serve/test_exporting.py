@@ -95,8 +95,9 @@ def test_what_has_learnt_few_positions_is_checked_on_as_many(prompt, tmp_path):
 
 
 def test_hf_refuses_what_llama_has_not(tmp_path):
-    for changes in ({"qk_norm": True}, {"window": 8}):
-        with pytest.raises(ValueError, match="Llama has no.*onnx and torch-export"):
+    for changes in ({"qk_norm": True}, {"window": 8}, {"rotary_width": 8}):
+        (name,) = changes
+        with pytest.raises(ValueError, match=f"Llama .*{name}=.*onnx and torch-export"):
             export(native(**changes), tmp_path / "out", to="hf")
 
 

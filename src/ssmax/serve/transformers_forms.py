@@ -11,8 +11,8 @@ from ssmax.hf.adapter import fill
 from ssmax.hf.conversion import Conversion, attach
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.remote_code import save_remote_code
-from ssmax.lm import LM, to_llama_weights
-from ssmax.serve.folding import KEEPS_ALL, Folded
+from ssmax.lm import LM
+from ssmax.serve.folding import Folded, native_as_softmax_llama
 
 VLLM = "vllm"
 """Subfolder of a Ministral 3 with the same model's configuration for vLLM."""
@@ -40,9 +40,7 @@ def write_converted(model: Any, folder: Path, *, end: int | None = None) -> None
 def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
     """A native model as a converted LlamaForCausalLM."""
     transformers = require("transformers", extra="hf", purpose="the form hf")
-    if model.config.qk_norm or model.config.window is not None:
-        raise ValueError(f"Llama has no QK-norm and no window; {KEEPS_ALL}")
-    weights, values = to_llama_weights(model.with_rule("softmax"))
+    weights, values = native_as_softmax_llama(model)
     config = transformers.LlamaConfig(**{**values, "eos_token_id": end})
     llama = build(transformers, config, weights)
     names = [f"model.layers.{layer}.self_attn" for layer in range(model.config.num_layers)]

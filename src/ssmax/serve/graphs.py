@@ -124,11 +124,11 @@ class ConvertedGraph(Graph):
         """Logits, and the cache with the new tokens."""
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         logits = self._logits(input_ids, attention_mask, cache, past[0].shape[2], {})
-        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
+        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
     def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
         """Where the model can leave out the other tokens, it does."""

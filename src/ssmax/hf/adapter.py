@@ -16,6 +16,7 @@ from ssmax.hf.conversion import (
     attach,
     check_unconverted,
     converted_modules,
+    refuse_misfits,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
@@ -67,14 +68,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{folder} is an adapter for {family}, this {type(model).__name__} is of the family "
             f"{_family(model)}; the adapter is for another model"
         )
-    tensors = load_file(folder / WEIGHTS)
-    attach(model, record)
-    try:
-        fill(model, tensors, what=str(folder))
-    except ValueError:
-        Conversion.take_away(model)
-        raise
-    return model
+    return attach_filled(model, record, load_file(folder / WEIGHTS), what=str(folder))
 
 
 def _family(model: Any) -> str:
@@ -101,21 +95,28 @@ def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
     return require("accelerate", extra="hf", purpose="offloading").utils.align_module_device(scale)
 
 
+def attach_filled(
+    model: nn.Module, record: Conversion, tensors: dict[str, Tensor], *, what: str
+) -> nn.Module:
+    """Convert as recorded, with these values; the model as it was where they do not fit."""
+    attach(model, record)
+    try:
+        _fill(model, tensors, what)
+    except ValueError:
+        Conversion.take_away(model)
+        raise
+    return model
+
+
 @torch.no_grad()
-def fill(model: nn.Module, tensors: dict[str, Tensor], *, what: str) -> None:
-    """Give every ssmax its values; one that is missing, too many or of another shape is named."""
+def _fill(model: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
     wanted = ssmax_tensors(model)
-    missing = sorted(set(wanted) - set(tensors))
-    extra = sorted(set(tensors) - set(wanted))
     shapes = [
-        f"{name} {tuple(tensors[name].shape)} instead of {tuple(wanted[name].shape)}"
-        for name in sorted(set(wanted) & set(tensors))
+        (name, tensors[name].shape, wanted[name].shape)
+        for name in set(wanted) & set(tensors)
         if tensors[name].shape != wanted[name].shape
     ]
-    for words, names in (("lacks", missing), ("has too many:", extra), ("has", shapes)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
+    refuse_misfits(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
         for key, value in scale.state_dict().items():

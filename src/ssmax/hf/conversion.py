@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -223,6 +223,24 @@ def must_be_converted(model: nn.Module) -> Conversion:
             "before anything wraps it"
         )
     return record
+
+
+def refuse_misfits(
+    what: object,
+    missing: Iterable[str],
+    extra: Iterable[str],
+    shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]],
+) -> None:
+    """Name what a checkpoint lacks, has too many of, or has in one shape instead of another."""
+    other = [
+        f"{name} {tuple(stored)} instead of {tuple(wanted)}"
+        for name, stored, wanted in sorted(shapes)
+    ]
+    for words, names in (("lacks", sorted(missing)), ("has too many:", sorted(extra)),
+                         ("has", other)):  # fmt: skip
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
 
 
 def unwrapped(model: Any) -> Any:

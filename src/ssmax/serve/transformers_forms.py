@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import fill
-from ssmax.hf.conversion import Conversion, attach
+from ssmax.hf.adapter import attach_filled
+from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.remote_code import save_remote_code
 from ssmax.lm import LM
@@ -44,14 +44,11 @@ def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
     config = transformers.LlamaConfig(**{**values, "eos_token_id": end})
     llama = build(transformers, config, weights)
     names = [f"model.layers.{layer}.self_attn" for layer in range(model.config.num_layers)]
-    attach(
-        llama,
-        Conversion(
-            rule=model.config.rule,
-            init="paper",
-            train_length=model.config.train_length,
-            layers=tuple(names),
-        ),
+    record = Conversion(
+        rule=model.config.rule,
+        init="paper",
+        train_length=model.config.train_length,
+        layers=tuple(names),
     )
     tensors: dict[str, Tensor] = {}
     blocks: Any = model.blocks
@@ -60,8 +57,7 @@ def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
         tensors |= {f"{name}.{ATTRIBUTE}.{key}": value for key, value in learnt.items()}
         if model.table is not None:
             tensors[f"{name}.{ATTRIBUTE}.table.p"] = model.table.p.detach()
-    fill(llama, tensors, what="the native model")
-    return llama.eval()
+    return attach_filled(llama, record, tensors, what="the native model").eval()
 
 
 def write_ministral(folded: Folded, folder: Path, *, context: int) -> None:

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import ssmax.hf
+from ssmax.hf.hook import HookedScale
 
 
 def own_attention():
@@ -31,7 +32,7 @@ def fused(model):
     return model
 
 
-def other_heads(model):
+def other_heads(model, scale=None):
     """A layer of two heads that are as wide as the others' four, and says nothing of it."""
     from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -40,6 +41,8 @@ def other_heads(model):
     layer = model.model.layers[1]
     layer.self_attn = LlamaAttention(config, 1)
     layer.self_attn.config = model.config
+    if scale is not None:
+        layer.self_attn.ssmax = scale
     return model
 
 
@@ -49,9 +52,13 @@ def heads_in_a_list(model):
     return model
 
 
-def adapter_of(name, folder):
-    ssmax.hf.save(ssmax.hf.convert(build(name)), folder)
+def adapter_of(model, folder):
+    ssmax.hf.save(ssmax.hf.convert(model), folder)
     return folder
+
+
+def deeper():
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**{**SHARED, "num_hidden_layers": 3}))
 
 
 def plainly_loaded(model, folder):
@@ -87,7 +94,9 @@ BAD = {
         r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
     ),
     "an adapter for what was loaded as softmax": (
-        lambda m, folder: ssmax.hf.load(plainly_loaded(m, folder), adapter_of("llama", folder)),
+        lambda m, folder: ssmax.hf.load(
+            plainly_loaded(m, folder), adapter_of(build("llama"), folder)
+        ),
         r"config of this LlamaForCausalLM says .*ssmax.hf.from_pretrained loads",
     ),
     "after PEFT": (lambda m, _: ssmax.hf.convert(with_lora(m)), "before PEFT wraps it"),
@@ -108,10 +117,22 @@ BAD = {
     "bias of another rule": (
         lambda m, _: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
     ),
+    "bias of clamp": (
+        lambda m, _: ssmax.hf.convert(m, init="clamp", train_length=8, bias=True), "leave it out",
+    ),
+    "no bias of a rule that has one": (
+        lambda m, _: ssmax.hf.convert(
+            m, rule="ssmax_bias", init="paper", train_length=8, bias=False
+        ),
+        "for none pass rule='ssmax'",
+    ),
     "layers": (lambda m, _: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
     "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
     "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
     "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
+    "a length that identity does not use": (
+        lambda m, _: ssmax.hf.convert(m, train_length=0), "at least 2",
+    ),
     "own attention": (
         lambda m, _: ssmax.hf.convert(own_attention()),
         r"has its own attention code \(BloomAttention\)",
@@ -121,7 +142,11 @@ BAD = {
         r"own attention code \(QuantAttentionFused\).* is quantised: load it without fused modules",
     ),
     "heads that differ per layer": (
-        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(other_heads(m))),
+        lambda m, _: ssmax.hf.convert(other_heads(m)),
+        "model.layers.1.self_attn has 2 heads by its weights and 4 by its config",
+    ),
+    "heads that differ from its ssmax": (
+        lambda m, _: ssmax.hf.verify(other_heads(ssmax.hf.convert(m), HookedScale(4, "ssmax", 8))),
         "layer 1 has 2 query heads here, its ssmax was made for 4",
     ),
     "heads in a list": (
@@ -141,11 +166,23 @@ BAD = {
         "never back",
     ),
     "an adapter for another model": (
-        lambda m, folder: ssmax.hf.load(m, adapter_of("gpt2", folder)),
-        "LlamaForCausalLM has no attention layer .*the adapter is for another model",
+        lambda m, folder: ssmax.hf.load(m, adapter_of(build("gpt2"), folder)),
+        "is an adapter for gpt2, this LlamaForCausalLM is of the family llama",
+    ),
+    "an adapter for another family with the same layers": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(build("olmo2"), folder)),
+        "is an adapter for olmo2, this LlamaForCausalLM is of the family llama",
+    ),
+    "an adapter for a deeper model": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(deeper(), folder)),
+        "has no attention layer 'model.layers.2.self_attn'; the adapter is for another model",
+    ),
+    "an adapter for no model": (
+        lambda m, folder: ssmax.hf.load("gpt2", adapter_of(m, folder)),
+        "takes a model of Transformers, got str",
     ),
     "an adapter for a converted model": (
-        lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of("llama", folder)),
+        lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of(build("llama"), folder)),
         "converted already",
     ),
     "a class that nobody trusted": (

@@ -284,6 +284,20 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
         ssmax.hf.verify(model)
 
 
+def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
+    model, seen = ssmax.hf.convert(build("llama")), []
+    with watched(lambda module, n, query: seen.append(n.flatten().tolist())):
+        ssmax.hf.verify(model)
+    assert seen[-2:] == [[13]] * 2
+
+
+def test_verify_finds_a_step_of_decoding_that_is_taken_for_another(monkeypatch):
+    model = ssmax.hf.convert(build("llama"))
+    monkeypatch.setattr("ssmax.hf.hook.sees_every_key", lambda *_: True)
+    with pytest.raises(ValueError, match=r"counts n = \[12, 12"):
+        ssmax.hf.verify(model)
+
+
 def test_a_config_that_models_share_tells_of_one_conversion():
     import transformers as tf
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ranks_worker import TOKENS, clamped, converted, decoded, gradients, logits, sharded
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.parallel import DistributedDataParallel
 
 import ssmax.hf
 from ssmax.nn import SSMaxScale
@@ -90,6 +91,13 @@ def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+def test_what_ddp_wraps_is_converted_still(one_rank):
+    wrapped = DistributedDataParallel(converted())
+    groups = ssmax.hf.param_groups(wrapped, lr=1e-5, ssmax_lr=1e-3)
+    assert [len(group["params"]) for group in groups if group["lr"] == 1e-3] == [4]
+    assert ssmax.hf.verify(wrapped).layers == 2
 
 
 @pytest.mark.parametrize("is_first", [False, True])

@@ -182,6 +182,14 @@ def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
     assert not list(tmp_path.glob("*.py"))
 
 
+# What the compiler imports is not ours.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_is_saved_as_the_model_inside(tmp_path):
+    model = ssmax.hf.convert(build("llama"))
+    ssmax.hf.save_remote_code(torch.compile(model, backend="eager"), tmp_path)
+    assert type(ssmax.hf.from_pretrained(tmp_path)) is type(model)
+
+
 def test_the_command_line_writes_remote_code(tmp_path, capsys):
     from ssmax.cli import app
 

@@ -27,6 +27,22 @@ def test_an_adapter_is_a_few_kilobytes_for_any_base(name, tmp_path):
     assert loaded.config.ssmax == model.config.ssmax
 
 
+def test_ranks_that_save_at_once_into_one_folder_leave_it_whole(tmp_path, monkeypatch):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    others = [lambda: ssmax.hf.save(model, tmp_path)]
+
+    def interrupted(tensors, path):
+        save_file(tensors, path)
+        if others:
+            others.pop()()
+
+    monkeypatch.setattr("safetensors.torch.save_file", interrupted)
+    ssmax.hf.save(model, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ssmax.json", "ssmax.safetensors"]
+    stored = ssmax_tensors(ssmax.hf.load(build("llama"), tmp_path))
+    assert all(torch.equal(stored[name], s) for name, s in ssmax_tensors(model).items())
+
+
 # What the compiler imports is not ours.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_adapter_of_a_compiled_model_is_that_of_the_model_inside(tmp_path):

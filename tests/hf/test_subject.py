@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from tiny_models import build, randomise, tokens_of
+import transformers
+from tiny_models import ENCODER, build, randomise, tokens_of
 
 import ssmax.hf
-from ssmax.hf.subject import CausalSubject, load_causal
+from ssmax.hf.subject import CausalSubject, learnt_positions, load_causal
 
 FAMILIES = ["llama", "gpt2", "gemma3", "mistral"]
 
@@ -98,6 +99,27 @@ def test_what_cannot_be_asked_is_refused():
         CausalSubject(build("bart"))
     with pytest.raises(ValueError, match="has learnt 128 positions and cannot read 129 tokens"):
         CausalSubject(build("gpt2")).losses(tokens_of(1, 129))
+
+
+def roberta(length):
+    shared = {**ENCODER, "pad_token_id": 1, "max_position_embeddings": length + 2}
+    return transformers.RobertaForCausalLM(transformers.RobertaConfig(**shared, is_decoder=True))
+
+
+def opt(length):
+    shared = {key: ENCODER[key] for key in ("hidden_size", "num_attention_heads", "vocab_size")}
+    sizes = {"num_hidden_layers": 1, "ffn_dim": 48, "word_embed_proj_dim": 32}
+    config = transformers.OPTConfig(**shared, **sizes, max_position_embeddings=length)
+    return transformers.OPTForCausalLM(config)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [opt, roberta])
+def test_rows_of_a_table_that_no_token_comes_to_are_no_positions(make):
+    model = make(20).eval()
+    assert learnt_positions(model) == 20 and model(tokens_of(1, 20)).logits.isfinite().all()
+    with pytest.raises((IndexError, RuntimeError)):
+        model(tokens_of(1, 21))
 
 
 def test_the_logits_of_a_long_text_are_never_there_at_once(monkeypatch):

@@ -11,6 +11,7 @@ from datasets import Dataset
 from tiny_models import build, randomise, tokens_of
 
 import ssmax.hf
+from ssmax.hf.conversion import Conversion
 
 # What the compiler and the trainers import, and what they say of themselves, is not ours.
 NO_NOISE = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -251,6 +252,22 @@ def test_lora_beside_s(tmp_path):
     ssmax.hf.convert(ssmax.hf.revert(merged))
 
 
+def test_peft_loads_softmax_onto_an_unconverted_base_and_verify_tells(tmp_path):
+    """PEFT passes by what it has no place for, so that nothing in its files could refuse."""
+    lora(base()).save_pretrained(tmp_path)
+    plain = peft.PeftModel.from_pretrained(build("llama"), tmp_path)
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not converted; .*before anything"):
+        ssmax.hf.verify(plain)
+
+
+def test_a_model_that_was_annealed_in_a_wrapper_says_so_without_it():
+    model = lora(ssmax.hf.convert(build("llama"), init="anneal", train_length=8))
+    ssmax.hf.anneal(model, 1.0, 0.0)
+    assert Conversion.of(model.get_base_model()).init == "annealed"
+    with pytest.raises(ValueError, match="init='annealed', not 'anneal'"):
+        ssmax.hf.anneal(model.merge_and_unload(), 1.0, 0.0)
+
+
 def test_an_s_that_peft_leaves_alone_is_saved_by_its_own_name_and_reverted(tmp_path):
     model = peft.get_peft_model(base(), peft.LoraConfig(target_modules=["q_proj"]))
     ssmax.hf.save(model, tmp_path)
@@ -262,6 +279,7 @@ def test_an_s_that_peft_leaves_alone_is_saved_by_its_own_name_and_reverted(tmp_p
 def test_s_in_the_hands_of_peft_is_not_saved_as_ours(tmp_path):
     model = lora(base())
     for wrapped in (model, model.get_base_model()):
-        with pytest.raises(ValueError, match="PEFT"):
-            ssmax.hf.save(wrapped, tmp_path)
+        for save in (ssmax.hf.save, ssmax.hf.save_remote_code):
+            with pytest.raises(ValueError, match=r"PEFT .*merge_and_unload gives"):
+                save(wrapped, tmp_path)
     assert not list(tmp_path.iterdir())

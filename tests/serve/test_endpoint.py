@@ -242,6 +242,7 @@ SAY = {"model": "tiny", "prompt": "a"}
         ({**SAY, "stop": ["a"] * 5}, None, 400, "stop", None, "at most 4 items"),
         ({**SAY, "stop": ""}, None, 400, "stop", None, "at least 1 character"),
         ({**SAY, "stream": "yes"}, None, 400, "stream", None, "valid boolean"),
+        ({**SAY, "logprobs": 0}, None, 400, "logprobs", None, "Unrecognized request argument"),
         ({**SAY, "logprobs": 5}, None, 400, "logprobs", None, "Unrecognized request argument"),
         ({**SAY, "tempreature": 0}, None, 400, "tempreature", None, "Unrecognized"),
         ({"model": "tiny", "messages": []}, CHAT, 400, "messages", None, "at least 1 item"),

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from small_native import native
 from tiny_models import build, randomise, tokens_of
-from transformers import AttentionInterface, AutoConfig, AutoModel
+from transformers import AttentionInterface, AutoConfig, AutoModel, GenerationConfig
 
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
@@ -56,6 +57,8 @@ def told_nothing(module, query, key, value, attention_mask, scaling=None, **_):
 def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeypatch):
     """AutoModel from the config with the code beside it, its own weights, positions, no mask."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "vllm", told_nothing)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "m"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
     # The code beside the model hooks itself in, over ours; later tests are not to meet it.
     install()
     monkeypatch.setattr(AttentionInterface, "get_interface", AttentionInterface.get_interface)
@@ -73,9 +76,28 @@ def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeyp
     torch.testing.assert_close(hidden @ head.t(), source(tokens), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("to", ["hf", "ministral"])
+def test_a_folder_of_transformers_says_which_token_ends_a_text(to, tmp_path):
+    tokenizer = load_tokenizer("small")
+    model = native(vocab_size=tokenizer.vocabulary.size)
+    for definition, end in ((tokenizer.definition, tokenizer.vocabulary.end_of_document),
+                            (None, None)):  # fmt: skip
+        folder = tmp_path / str(end)
+        export(model, folder, to=to, prompt=PROMPT, tokenizer=definition)
+        assert AutoConfig.from_pretrained(folder).eos_token_id == end
+        assert GenerationConfig.from_pretrained(folder).eos_token_id == end
+
+
+@pytest.mark.parametrize("prompt", [None, PROMPT])
+def test_what_has_learnt_few_positions_is_checked_on_as_many(prompt, tmp_path):
+    model = randomise(ssmax.hf.convert(build("gpt2")))
+    assert export(model, tmp_path / "out", to="hf", prompt=prompt).agreement.tokens == 128
+
+
 def test_hf_refuses_what_llama_has_not(tmp_path):
-    for changes in ({"qk_norm": True}, {"window": 8}):
-        with pytest.raises(ValueError, match="Llama has no.*onnx and torch-export"):
+    for changes in ({"qk_norm": True}, {"window": 8}, {"rotary_width": 8}):
+        (name,) = changes
+        with pytest.raises(ValueError, match=f"Llama .*{name}=.*onnx and torch-export"):
             export(native(**changes), tmp_path / "out", to="hf")
 
 

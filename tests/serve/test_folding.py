@@ -109,6 +109,11 @@ def test_a_free_bias_is_refused_or_fitted_and_the_cost_measured(tmp_path):
     assert f"{found.exported_loss:.6f}" in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_bias_is_fitted_over_the_models_positions_where_no_length_was_told(tmp_path):
+    done = export(converted(), tmp_path / "out", to="ministral", fit=True, prompt=TOKENS[0])
+    assert f"over n = 1..{SHARED['max_position_embeddings']} " in done.how
+
+
 def test_the_fitted_s_is_the_nearest():
     s, b, log_n = torch.tensor([0.4]), torch.tensor([0.3]), torch.arange(1, 65).double().log()
     fitted = nearest_without_bias(s.double(), b.double(), 64)

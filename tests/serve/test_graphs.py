@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 
+import families
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -128,6 +129,16 @@ def answered(tmp_path_factory):
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_program_of_torch_export_computes_the_same_in_a_fresh_process(source, answered):
     compare(SOURCES[source](), answered[source])
+
+
+@pytest.mark.parametrize(
+    ("family", "layer"),
+    [("jamba", "LinearAttentionLayer"), ("falcon_h1", "LinearAttentionAndFullAttentionLayer")],
+)
+def test_a_cache_of_more_than_keys_and_values_is_refused(family, layer):
+    model = ssmax.hf.convert(families.build("causal", family))
+    with pytest.raises(ValueError, match=rf"only keys and values .*\({layer}\); the form hf"):
+        graph_of(model)
 
 
 def test_what_has_an_encoder_is_refused(tmp_path):

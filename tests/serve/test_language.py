@@ -42,7 +42,10 @@ def test_bytes_that_are_no_text_come_out_as_the_whole_decodes():
 
 def test_a_tokenizer_that_drops_the_first_space_keeps_the_others():
     pieces = ["▁Hello", "▁small", "▁world", "!"]
-    decode = lambda tokens: "".join(pieces[t] for t in tokens).replace("▁", " ").removeprefix(" ")  # noqa: E731
+
+    def decode(tokens):
+        return "".join(pieces[t] for t in tokens).replace("▁", " ").removeprefix(" ")
+
     assert said(decode, [0, 1, 2, 3]) == ["Hello", " small", " world", "!", ""]
 
 

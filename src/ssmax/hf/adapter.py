@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax._files import write_whole
 from ssmax.hf.conversion import (
     Conversion,
     attach,
     check_unconverted,
     converted_modules,
+    refuse_misfits,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
+_FAMILY = "model_type"
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -40,11 +42,13 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{WEIGHTS}.partial"
-    save_file(ssmax_tensors(model), partial)
-    partial.replace(folder / WEIGHTS)
-    values = dataclasses.asdict(record) | {"model": type(model).__name__}
-    write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+    values = dataclasses.asdict(record) | {_FAMILY: _family(model)}
+    # Every rank of a sharded model is here and writes the same: none into another's file.
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
+        save_file(ssmax_tensors(model), Path(own) / WEIGHTS)
+        (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        for name in (WEIGHTS, CONFIG):
+            (Path(own) / name).replace(folder / name)
 
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
@@ -56,17 +60,20 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     from safetensors.torch import load_file
 
     values = json.loads((folder / CONFIG).read_text())
-    values.pop("model", None)
+    family = values.pop(_FAMILY, None)
     record = Conversion.from_dict(values)
     check_unconverted(model)
-    tensors = load_file(folder / WEIGHTS)
-    attach(model, record)
-    try:
-        fill(model, tensors, what=str(folder))
-    except ValueError:
-        Conversion.take_away(model)
-        raise
-    return model
+    if family != _family(model):
+        raise ValueError(
+            f"{folder} is an adapter for {family}, this {type(model).__name__} is of the family "
+            f"{_family(model)}; the adapter is for another model"
+        )
+    return attach_filled(model, record, load_file(folder / WEIGHTS), what=str(folder))
+
+
+def _family(model: Any) -> str:
+    """Layers of other families may have the same names and as many heads."""
+    return model.config.model_type
 
 
 def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -88,21 +95,28 @@ def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
     return require("accelerate", extra="hf", purpose="offloading").utils.align_module_device(scale)
 
 
+def attach_filled(
+    model: nn.Module, record: Conversion, tensors: dict[str, Tensor], *, what: str
+) -> nn.Module:
+    """Convert as recorded, with these values; the model as it was where they do not fit."""
+    attach(model, record)
+    try:
+        _fill(model, tensors, what)
+    except ValueError:
+        Conversion.take_away(model)
+        raise
+    return model
+
+
 @torch.no_grad()
-def fill(model: nn.Module, tensors: dict[str, Tensor], *, what: str) -> None:
-    """Give every ssmax its values; one that is missing, too many or of another shape is named."""
+def _fill(model: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
     wanted = ssmax_tensors(model)
-    missing = sorted(set(wanted) - set(tensors))
-    extra = sorted(set(tensors) - set(wanted))
     shapes = [
-        f"{name} {tuple(tensors[name].shape)} instead of {tuple(wanted[name].shape)}"
-        for name in sorted(set(wanted) & set(tensors))
+        (name, tensors[name].shape, wanted[name].shape)
+        for name in set(wanted) & set(tensors)
         if tensors[name].shape != wanted[name].shape
     ]
-    for words, names in (("lacks", missing), ("has too many:", extra), ("has", shapes)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
+    refuse_misfits(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
         for key, value in scale.state_dict().items():

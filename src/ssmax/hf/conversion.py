@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -29,13 +29,14 @@ class Conversion:
     rule: str
     init: str
     train_length: int | None
+    """None where nobody said, and no first value came from it."""
     layers: tuple[str, ...]
     """Names of the attention modules that carry an ssmax."""
 
     @classmethod
     def of(cls, model: nn.Module) -> "Conversion | None":
         """A model's own, or None."""
-        return getattr(model, RECORD, None)
+        return getattr(unwrapped(model), RECORD, None)
 
     def put(self, model: Any) -> None:
         """On the model, and in its config, for its checkpoint."""
@@ -84,7 +85,6 @@ def convert(
     their name and module says True. `attention="all"` takes cross attention, encoders beside a
     decoder and towers of pictures or sound as well.
     """
-    _check_model(model)
     check_unconverted(model)
     rule, train_length = _check_choice(rule, init, train_length, bias)
     if not callable(layers) and layers not in ("full", "all"):
@@ -112,9 +112,11 @@ def attach(model: nn.Module, record: Conversion) -> None:
             f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
             "the adapter is for another model"
         )
+    # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
+    length = 2 if record.train_length is None else record.train_length
     # All of them before the first is attached: an error leaves the model as it was.
     scales = {
-        name: HookedScale(_num_heads(name, known[name]), record.rule, record.train_length)
+        name: HookedScale(_num_heads(name, known[name]), record.rule, length)
         for name in record.layers
     }
     install()
@@ -198,7 +200,8 @@ def _check_model(model: nn.Module) -> None:
 
 
 def check_unconverted(model: Any) -> None:
-    """Refuse a model that has an s already, or had one: it would be lost."""
+    """Refuse what is no model, and one that has an s already, or had one: it would be lost."""
+    _check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
         raise ValueError(
             "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"
@@ -211,9 +214,40 @@ def check_unconverted(model: Any) -> None:
         )
 
 
+def must_be_converted(model: nn.Module) -> Conversion:
+    """How a model was converted, or a ValueError."""
+    record = Conversion.of(model)
+    if record is None:
+        raise ValueError(
+            f"this {type(unwrapped(model)).__name__} is not converted; call ssmax.hf.convert "
+            "before anything wraps it"
+        )
+    return record
+
+
+def refuse_misfits(
+    what: object,
+    missing: Iterable[str],
+    extra: Iterable[str],
+    shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]],
+) -> None:
+    """Name what a checkpoint lacks, has too many of, or has in one shape instead of another."""
+    other = [
+        f"{name} {tuple(stored)} instead of {tuple(wanted)}"
+        for name, stored, wanted in sorted(shapes)
+    ]
+    for words, names in (("lacks", sorted(missing)), ("has too many:", sorted(extra)),
+                         ("has", other)):  # fmt: skip
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
+
+
 def unwrapped(model: Any) -> Any:
-    """The model inside the wrapper of torch.compile or PEFT, which answers in its name."""
+    """The model inside the wrapper of torch.compile, DDP or PEFT."""
     model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -249,6 +283,10 @@ def _check_choice(
     if init == "clamp":
         if rule not in ("ssmax", "qwen_logn"):
             raise ValueError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
+        if bias is not None:
+            raise ValueError(
+                "init='clamp' learns nothing, so bias has no place in it; leave it out"
+            )
         return "qwen_logn", train_length
     if rule not in ("ssmax", "ssmax_bias"):
         if init == "anneal" or bias is not None:
@@ -260,13 +298,13 @@ def _check_choice(
                 "first values"
             )
         return rule, train_length
-    has_bias = init in ("identity", "anneal") if bias is None else bias
-    if rule == "ssmax_bias":
-        has_bias = True
+    if rule == "ssmax_bias" and bias is False:
+        raise ValueError("rule='ssmax_bias' has a bias; for none pass rule='ssmax'")
+    starts_with_one = rule == "ssmax_bias" or init in ("identity", "anneal")
+    has_bias = starts_with_one if bias is None else bias
     if init in ("identity", "anneal") and not has_bias:
         raise ValueError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
-    # The length of identity is not used: any that SSMaxScale takes will do.
-    return "ssmax_bias" if has_bias else "ssmax", train_length or 2
+    return "ssmax_bias" if has_bias else "ssmax", train_length
 
 
 def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
@@ -336,8 +374,20 @@ def _num_heads(name: str, module: nn.Module) -> int:
         for attribute in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
             found = getattr(owner, attribute, None)
             if isinstance(found, int) and found > 0:
+                _check_width(name, module, found)
                 return found
     raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+
+
+def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
+    """Refuse a layer whose weights are those of other heads than it tells of."""
+    joined = getattr(getattr(module, "o_proj", None), "in_features", None)
+    width = getattr(module, "v_head_dim", None) or getattr(module, "head_dim", None)
+    if isinstance(joined, int) and isinstance(width, int) and joined != num_heads * width:
+        raise ValueError(
+            f"{name} has {joined / width:g} heads by its weights and {num_heads} by its config; a "
+            "layer whose heads are not those of its config has to tell them as num_heads"
+        )
 
 
 def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:

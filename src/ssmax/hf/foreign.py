@@ -1,7 +1,6 @@
 """Checkpoints that already carry an s, by other names: taken over, or refused with the reason."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import fill
-from ssmax.hf.conversion import Conversion, attach, attention_modules, check_unconverted
+from ssmax.hf.adapter import attach_filled
+from ssmax.hf.conversion import Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
 
 
@@ -62,35 +61,26 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
     `folder` holds the checkpoint's safetensors. Transformers loads such a model as plain softmax
     and reports the tensors as unexpected; this gives them their place.
     """
-    return adopt_tensors(model, find(Path(folder)), what=str(folder))
-
-
-def adopt_tensors(model: nn.Module, tensors: Mapping[str, Tensor], *, what: str) -> nn.Module:
-    """The same for tensors by their names in the checkpoint."""
     check_unconverted(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, tensor in find(Path(folder)).items():
         owner, _, suffix = name.rpartition(".")
         dialect = next(one for one in DIALECTS if one.suffix == suffix)
         if dialect.why_not:
-            raise ValueError(f"{what} holds {dialect.whose}'s {name}: {dialect.why_not}")
+            raise ValueError(f"{folder} holds {dialect.whose}'s {name}: {dialect.why_not}")
         places = [place for place in known if place == owner or place.endswith(f".{owner}")]
         if len(places) != 1:
-            raise ValueError(f"{what} holds {name}, but the model has no attention layer {owner!r}")
+            raise ValueError(
+                f"{folder} holds {name}, but the model has no attention layer {owner!r}"
+            )
         renamed[f"{places[0]}.{ATTRIBUTE}.scale"] = tensor.flatten().float()
     if not renamed:
         names = ", ".join(one.suffix for one in DIALECTS)
-        raise ValueError(f"{what} carries no s by any name that is known: {names}")
+        raise ValueError(f"{folder} carries no s by any name that is known: {names}")
     layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.scale" in renamed)
-    # The length is only for an s that has yet to begin.
-    attach(model, Conversion(rule="ssmax", init="paper", train_length=2, layers=layers))
-    try:
-        fill(model, renamed, what=what)
-    except ValueError:
-        Conversion.take_away(model)
-        raise
-    return model
+    record = Conversion(rule="ssmax", init="paper", train_length=None, layers=layers)
+    return attach_filled(model, record, renamed, what=str(folder))
 
 
 def find(folder: Path) -> dict[str, Tensor]:

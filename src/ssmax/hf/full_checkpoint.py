@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
-from ssmax.hf.conversion import KEY, Conversion, attach
+from ssmax.hf.conversion import KEY, Conversion, attach, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
 
 TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
@@ -44,19 +44,16 @@ class Converted:
         model, about = super().from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]
             folder, *arguments, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-        shapes = [
-            f"{name} {tuple(stored)} instead of {tuple(wanted)}"
-            for name, stored, wanted in sorted(about["mismatched_keys"])
-            if not may_differ or f".{ATTRIBUTE}." in name
-        ]
         missing, extra = (
-            sorted(name for name in about[kind] if f".{ATTRIBUTE}." in name)
+            [name for name in about[kind] if f".{ATTRIBUTE}." in name]
             for kind in ("missing_keys", "unexpected_keys")
         )
-        for words, names in (("lacks", missing), ("has too many:", extra), ("has", shapes)):
-            if names:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                raise ValueError(f"{folder} {words} {', '.join(names[:3])}{more}")
+        shapes = [
+            each
+            for each in about["mismatched_keys"]
+            if not may_differ or f".{ATTRIBUTE}." in each[0]
+        ]
+        refuse_misfits(folder, missing, extra, shapes)
         _read_as_it_is(model)
         return (model, about) if wants_about else model
 

@@ -78,14 +78,16 @@ def _attend(
     if scale is not None:
         kind = _known_kind(implementation)
         # An int needs no launch; under torch.compile it would need a graph for every length.
-        is_quick = not (torch.compiler.is_compiling() or _watchers or _auditors)
+        is_quick = not torch.compiler.is_compiling()
         if is_quick and sees_every_key(kind, query, attention_mask, options):
-            return attend(_scaled(module, scale, query, key.shape[2]), value)
-        num_keys = visible_keys(kind, module, query, key, attention_mask, options)
+            num_keys = key.shape[2]
+        else:
+            num_keys = visible_keys(kind, module, query, key, attention_mask, options)
         for watch in _watchers:
-            watch(module, num_keys, query)
+            watch(module, _as_tensor(num_keys, query), query)
         for audit in _auditors:
-            audit(module, num_keys, _weighed_keys(attend, query, key, value))
+            weighed_BHQ = _weighed_keys(attend, query, key, value)
+            audit(module, _as_tensor(num_keys, query), weighed_BHQ)
         query = _scaled(module, scale, query, num_keys)
     return attend(query, value)
 
@@ -109,6 +111,12 @@ def _known_kind(implementation: str | None) -> Kind:
             "what it masks; use eager, sdpa, flex_attention or flash attention"
         )
     return kind
+
+
+def _as_tensor(num_keys: int | Tensor, query: Tensor) -> Tensor:
+    if isinstance(num_keys, Tensor):
+        return num_keys
+    return torch.full((query.shape[2],), num_keys, device=query.device)
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: int | Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import nn
 from ssmax._extras import require
 from ssmax._files import write_whole
 from ssmax.hf.bundle import Symbol, bundle
-from ssmax.hf.conversion import Conversion
+from ssmax.hf.conversion import Conversion, unwrapped
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
 
 MODULE = "modeling_ssmax"
@@ -43,7 +43,9 @@ class OwnType:
         return {**values, "model_type": TYPE_PREFIX + self.model_type}
 
     @classmethod
-    def get_config_dict(cls, *arguments: Any, **options: Any) -> tuple[dict, dict]:
+    def get_config_dict(
+        cls, *arguments: Any, **options: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is read."""
         values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
             *arguments, **options
@@ -61,7 +63,11 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
     if Conversion.of(model) is None:
         raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
-    saved: Any = model
+    saved: Any = unwrapped(model)
+    if hasattr(saved, "peft_config"):
+        raise ValueError(
+            "PEFT has changed this model; merge_and_unload gives one that can be saved"
+        )
     kind, config = type(saved), type(saved.config)
     if getattr(transformers, kind.__name__, None) is not kind:
         raise ValueError(

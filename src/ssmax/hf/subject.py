@@ -40,11 +40,16 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
 def learnt_positions(model: nn.Module) -> int | None:
     """How many there are; None for rotations and biases, which do not end."""
     tables = [
-        module.num_embeddings
+        module.num_embeddings - _first_position(module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
     ]
     return min(tables, default=None)
+
+
+def _first_position(table: nn.Embedding) -> int:
+    """Rows that no token comes to: OPT and BART keep an offset, RoBERTa counts from its padding."""
+    return getattr(table, "offset", 0 if table.padding_idx is None else table.padding_idx + 1)
 
 
 class CausalSubject:
@@ -161,8 +166,9 @@ class CausalSubject:
         return begun_BT, begun_BT.shape[1] - tokens_BT.shape[1]
 
     def _missing_first(self, prompt: Sequence[int]) -> list[int]:
-        has_it = self.first is None or list(prompt[:1]) == [self.first]
-        return [] if has_it else [self.first]  # pyright: ignore[reportReturnType]
+        if self.first is None or list(prompt[:1]) == [self.first]:
+            return []
+        return [self.first]
 
     def _check_length(self, length: int) -> None:
         if self._limit is not None and length > self._limit:

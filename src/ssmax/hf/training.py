@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssmax.hf.conversion import Conversion, converted_modules
+from ssmax.hf.conversion import converted_modules, must_be_converted, unwrapped
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.ops.scale import initial_s
 
@@ -19,7 +19,7 @@ def param_groups(
     Adam moves a value by about its learning rate a step: at 1e-5 s hardly moves; 1e-3 is a good
     first try.
     """
-    _must_be_converted(model)
+    must_be_converted(model)
     ours, matrices, others = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -35,7 +35,7 @@ def param_groups(
 
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
     """Let s and b alone learn, in place; the model."""
-    _must_be_converted(model)
+    must_be_converted(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(f".{ATTRIBUTE}." in name)
     return model
@@ -48,7 +48,7 @@ def anneal(model: nn.Module, progress: float, before: float) -> None:
     Along the line b falls from 1 to 0 while s rises from 0 to L / log(L!), so that the mean factor
     stays 1. What training changed rides on top. At 1 it is done, and the model says so.
     """
-    record = _must_be_converted(model)
+    record = must_be_converted(model)
     if record.init != "anneal":
         raise ValueError(f"this model was converted with init={record.init!r}, not 'anneal'")
     if not 0.0 <= before <= progress <= 1.0:
@@ -60,11 +60,4 @@ def anneal(model: nn.Module, progress: float, before: float) -> None:
         scale.scale.add_(step * initial_s(record.train_length))
         scale.bias.sub_(step)
     if progress == 1.0:
-        dataclasses.replace(record, init="annealed").put(model)
-
-
-def _must_be_converted(model: nn.Module) -> Conversion:
-    record = Conversion.of(model)
-    if record is None:
-        raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
-    return record
+        dataclasses.replace(record, init="annealed").put(unwrapped(model))

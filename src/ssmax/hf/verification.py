@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.conversion import Conversion, converted_modules, device_of, in_tower, unwrapped
+from ssmax.hf.conversion import (
+    converted_modules,
+    device_of,
+    in_tower,
+    must_be_converted,
+    unwrapped,
+)
 from ssmax.hf.hook import audited
 
 TOKENS, PADDING = 12, 5
@@ -29,13 +35,12 @@ class Verified:
 def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verified:
     """Run a few tokens through the model and compare n with the keys that its kernel weighs.
 
-    Tokens do not reach towers that look at pictures or listen: `inputs` that do, without padding,
-    are run instead. Raises a ValueError that names the layers that were not reached or count
-    wrongly.
+    All at once, behind padding, and one more behind a cache of the others, as far as the model has
+    masks and a cache. Tokens do not reach towers that look at pictures or listen: `inputs` that do,
+    without padding, are run instead. Raises a ValueError that names the layers that were not
+    reached or count wrongly.
     """
-    record = Conversion.of(model)
-    if record is None:
-        raise ValueError(f"this {type(model).__name__} is not converted; call ssmax.hf.convert")
+    record = must_be_converted(model)
     model = unwrapped(model)
     names = {module: name for name, module in converted_modules(model)}
     if set(names.values()) != set(record.layers):
@@ -49,6 +54,8 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         padded = inputs is None and _takes_mask(model)
         if padded:
             _compare(model, names, _inputs(model, PADDING), PADDING)
+        if inputs is None:
+            _compare_decoding(model, names, shown)
     finally:
         model.train(was_training)
     missed = sorted(set(names.values()) - reached)
@@ -89,6 +96,19 @@ def _compare(
     with audited(audit):
         model(**inputs)
     return reached
+
+
+def _compare_decoding(
+    model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any]
+) -> None:
+    """A single query is counted in a way of its own, the one that decoding takes."""
+    if "use_cache" not in inputs:
+        return
+    cache = model(**{**inputs, "use_cache": True}).get("past_key_values")
+    if cache is not None:
+        new = "decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"
+        step = {new: inputs[new][:, -1:], "past_key_values": cache, "use_cache": True}
+        _compare(model, names, {**inputs, **step}, 0)
 
 
 def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:

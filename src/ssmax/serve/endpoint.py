@@ -65,17 +65,14 @@ def application(
         with engine:
             yield
 
-    app = FastAPI(title="ssmax", lifespan=lifespan)
+    handlers: dict[Any, Any] = {
+        ApiError: lambda _, error: error.response(),
+        RequestValidationError: lambda _, error: first_fault(error.errors()).response(),
+        HTTPException: _http_error,
+        Exception: lambda *_: ApiError(500, "the server failed; its log says why").response(),
+    }
+    app = FastAPI(title="ssmax", lifespan=lifespan, exception_handlers=handlers)
     app.add_middleware(_Door, api_key=api_key)
-    app.add_exception_handler(ApiError, lambda _, error: error.response())  # pyright: ignore
-    app.add_exception_handler(
-        RequestValidationError,
-        lambda _, error: first_fault(error.errors()).response(),  # pyright: ignore
-    )
-    app.add_exception_handler(HTTPException, _http_error)  # pyright: ignore
-    app.add_exception_handler(
-        Exception, lambda *_: ApiError(500, "the server failed; its log says why").response()
-    )
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ssmax"}
 
     @app.get("/health")

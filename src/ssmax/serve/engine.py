@@ -86,7 +86,7 @@ class Job:
         self.tokens: list[int] = []
         """The new ones, without the one that ends the answer."""
         self.finish: Finish | None = None
-        self.submitted = time.monotonic()
+        self.submitted: float = time.monotonic()
         self._is_cancelled = False
         self._deliver, self._totals, self._ends = deliver, totals, language.ends
         self._speech = Speech(language.decode, request.stops)
@@ -154,7 +154,7 @@ class Engine:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.language = language
-        self.totals = Totals()
+        self.totals: Totals = Totals()
         self._decoder, self._report = decoder, report
         self._max_batch, self._max_waiting = max_batch, max_waiting
         self._device = decoder.empty_past()[0].device

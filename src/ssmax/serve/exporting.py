@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax.hf.subject import learnt_positions
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
 from ssmax.serve.folding import Folded, fold, llama_form
-from ssmax.serve.vocabulary import gguf_vocabulary
+from ssmax.serve.vocabulary import end_token, gguf_vocabulary
 
 FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 DRAWN = 1024
@@ -52,9 +53,10 @@ def export(
     """Write a native or converted model as `to`, one of FORMS, into a new folder.
 
     What was written is loaded again and compared with the source on the tokens of `prompt`, in
-    chunks and then token by token; tokens are drawn where there are none. Nothing is left behind
-    where it disagrees. `weights` are those of GGUF: float32, bfloat16 or q8_0. `fit` gives up the
-    heads' biases for the nearest form without. `tokenizer` is the content of a tokenizer.json.
+    chunks and then token by token, as many as it has learnt positions for; tokens are drawn where
+    there are none. Nothing is left behind where it disagrees. `weights` are those of GGUF: float32,
+    bfloat16 or q8_0. `fit` gives up the heads' biases for the nearest form without. `tokenizer` is
+    the content of a tokenizer.json, which also tells a native model's last token.
     """
     folder = Path(folder)
     _check_choice(folder, to, weights, fit)
@@ -98,8 +100,9 @@ def _write(
     checked: int,
     tokenizer: str | None,
 ) -> _Written:
+    end = None if tokenizer is None else end_token(tokenizer)
     if to == "hf":
-        transformers_forms.write_converted(model, folder)
+        transformers_forms.write_converted(model, folder, end=end)
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
@@ -113,7 +116,7 @@ def _write(
             how="kept in the graph; n is counted from attention_mask",
             opened=lambda: opened(path, graph.empty_past()),
         )
-    form = llama_form(model)
+    form = llama_form(model, end=end)
     folded = fold(form, fit=fit)
     # What was looked at is what is promised.
     context = max(form.train_length, form.config["max_position_embeddings"], checked)
@@ -167,9 +170,10 @@ def _check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
 
 
 def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
-    size = model.config.vocab_size
+    size, longest = model.config.vocab_size, learnt_positions(model)
     if prompt is None:
-        return torch.randint(size, (1, DRAWN), generator=torch.Generator().manual_seed(0))
+        length = DRAWN if longest is None else min(DRAWN, longest)
+        return torch.randint(size, (1, length), generator=torch.Generator().manual_seed(0))
     tokens = torch.as_tensor(prompt, dtype=torch.int64)
     if tokens.dim() != 1 or tokens.numel() < 2:
         raise ValueError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
@@ -178,4 +182,4 @@ def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
             f"tokens must lie in 0..{size - 1}, the prompt holds "
             f"{int(tokens.min())}..{int(tokens.max())}. Is it another tokenizer's?"
         )
-    return tokens.unsqueeze(0)
+    return tokens[:longest].unsqueeze(0)

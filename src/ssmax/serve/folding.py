@@ -65,9 +65,12 @@ class Folded:
     is_exact: bool
 
 
-def llama_form(model: nn.Module) -> LlamaForm:
-    """A native or converted model in Llama's layout, or the reason why it has none."""
-    return _of_native(model) if isinstance(model, LM) else _of_converted(model)
+def llama_form(model: nn.Module, *, end: int | None = None) -> LlamaForm:
+    """A native or converted model in Llama's layout, or the reason why it has none.
+
+    `end` is the token that ends a text of a native model, which knows no tokens by name.
+    """
+    return _of_native(model, end) if isinstance(model, LM) else _of_converted(model)
 
 
 def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
@@ -108,19 +111,20 @@ def nearest_without_bias(s_LH: Tensor, b_LH: Tensor, length: int) -> Tensor:
     return s_LH + b_LH * (log_n.sum() / log_n.square().sum())
 
 
-def _of_native(model: LM) -> LlamaForm:
-    config = model.config
-    for name, is_plain in (
-        ("qk_norm", not config.qk_norm),
-        ("window", config.window is None),
-        ("rotary_width", config.rotary == config.head),
-    ):
-        if not is_plain:
-            raise ValueError(f"Llama's layout has no {name}={getattr(config, name)!r}; {KEEPS_ALL}")
-    weights, values = to_llama_weights(model.with_rule("softmax"))
+def native_as_softmax_llama(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and configuration of a native model without its s, or the form that keeps it."""
+    try:
+        return to_llama_weights(model.with_rule("softmax"))
+    except ValueError as error:
+        raise ValueError(f"{error}; {KEEPS_ALL}") from None
+
+
+def _of_native(model: LM, end: int | None) -> LlamaForm:
+    weights, values = native_as_softmax_llama(model)
     blocks: Any = model.blocks
     scales = [block.attention.ssmax for block in blocks]
-    return _with_scales(weights, values, scales, config.train_length)
+    values["eos_token_id"] = end
+    return _with_scales(weights, values, scales, model.config.train_length)
 
 
 def _of_converted(model: Any) -> LlamaForm:

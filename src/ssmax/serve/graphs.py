@@ -57,7 +57,9 @@ class NativeGraph(Graph):
         super().__init__()
         self.model = model
         config = model.config
-        self.cache_shapes = [(config.key_heads, config.head)] * (2 * config.num_layers)
+        self.cache_shapes: list[tuple[int, int]] = [(config.key_heads, config.head)] * (
+            2 * config.num_layers
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
@@ -102,12 +104,15 @@ class ConvertedGraph(Graph):
             )
         self.model = model
         parameters = inspect.signature(model.forward).parameters
-        self.takes_positions = "position_ids" in parameters
-        self.one_logit = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        self.takes_positions: bool = "position_ids" in parameters
+        self.one_logit: dict[str, int] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
+        )
         token = torch.ones(1, 1, dtype=torch.long, device=model.device)
         with torch.no_grad():
-            cache = model(token, attention_mask=token, use_cache=True).past_key_values
-        self.cache_shapes = [
+            cache = model(token, attention_mask=token, use_cache=True).get("past_key_values")
+        _check_cache(model, cache)
+        self.cache_shapes: list[tuple[int, int]] = [
             (tensor.shape[1], tensor.shape[3])
             for layer in cache.layers
             for tensor in (layer.keys, layer.values)
@@ -119,11 +124,11 @@ class ConvertedGraph(Graph):
         """Logits, and the cache with the new tokens."""
         from transformers import DynamicCache
 
-        cache = DynamicCache()
+        cache: Any = DynamicCache()
         for layer in range(len(past) // 2):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         logits = self._logits(input_ids, attention_mask, cache, past[0].shape[2], {})
-        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]  # pyright: ignore
+        return logits, [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
     def last(self, input_ids: Tensor, attention_mask: Tensor, past: Past) -> Tensor:
         """Where the model can leave out the other tokens, it does."""
@@ -146,6 +151,20 @@ class ConvertedGraph(Graph):
         return self.model(
             input_ids, attention_mask=mask_BS, past_key_values=cache, use_cache=True, **options
         ).logits
+
+
+def _check_cache(model: Any, cache: Any) -> None:
+    """Refuse what would be lost on the way: states of convolutions, of recurrences, of indexers."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    kinds = {type(layer) for layer in getattr(cache, "layers", ())}
+    others = kinds - {DynamicLayer, DynamicSlidingWindowLayer}
+    if others or not kinds:
+        names = ", ".join(sorted(kind.__name__ for kind in others)) or "none"
+        raise ValueError(
+            f"only keys and values go in and out of a graph, and the cache of "
+            f"{type(model).__name__} is another ({names}); the form hf keeps it"
+        )
 
 
 def graph_of(model: nn.Module) -> Graph:

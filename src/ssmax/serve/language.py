@@ -87,7 +87,7 @@ class Speech:
         # same token otherwise at the start of a text.
         self._context = self._written = 0
         self._held = ""
-        self.is_stopped = False
+        self.is_stopped: bool = False
 
     def add(self, token: int) -> str:
         """What can be said after this token."""

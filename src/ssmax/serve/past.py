@@ -15,8 +15,8 @@ class Past:
     """
 
     def __init__(self, tensors: Sequence[Tensor], length: int = 0) -> None:
-        self.tensors = list(tensors)
-        self.length = length
+        self.tensors: list[Tensor] = list(tensors)
+        self.length: int = length
 
     @property
     def room(self) -> int:

@@ -8,7 +8,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from ssmax.serve.past import Past
 
 
-class RoomyLayer(DynamicLayer):
+class _RoomyLayer(DynamicLayer):
     """Keys and values of one layer of a past."""
 
     def __init__(self, past: Past, layer: int) -> None:
@@ -30,5 +30,5 @@ class RoomyLayer(DynamicLayer):
 def roomy_cache(past: Past) -> DynamicCache:
     """For one call of a model."""
     cache = DynamicCache()
-    cache.layers.extend(RoomyLayer(past, layer) for layer in range(len(past.tensors) // 2))
+    cache.layers.extend(_RoomyLayer(past, layer) for layer in range(len(past.tensors) // 2))
     return cache

@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import fill
-from ssmax.hf.conversion import Conversion, attach
+from ssmax.hf.adapter import attach_filled
+from ssmax.hf.conversion import Conversion
+from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.remote_code import save_remote_code
-from ssmax.lm import LM, to_llama_weights
-from ssmax.serve.folding import KEEPS_ALL, Folded
+from ssmax.lm import LM
+from ssmax.serve.folding import Folded, native_as_softmax_llama
 
 VLLM = "vllm"
 """Subfolder of a Ministral 3 with the same model's configuration for vLLM."""
@@ -22,12 +23,13 @@ _SHARED = (
 )  # fmt: skip
 
 
-def write_converted(model: Any, folder: Path) -> None:
+def write_converted(model: Any, folder: Path, *, end: int | None = None) -> None:
     """What `ssmax.hf.from_pretrained` loads: the model as converted, or the native one as Llama.
 
-    With the file of code beside it, for those who have Transformers alone.
+    With the file of code beside it, for those who have Transformers alone. `end` is the token that
+    ends a text of a native model.
     """
-    converted: Any = as_llama(model) if isinstance(model, LM) else model
+    converted: Any = as_llama(model, end=end) if isinstance(model, LM) else model
     if Conversion.of(converted) is None:
         raise ValueError(
             f"this {type(model).__name__} is not converted; ssmax.hf.convert gives it an s"
@@ -35,31 +37,27 @@ def write_converted(model: Any, folder: Path) -> None:
     save_remote_code(converted, folder)
 
 
-def as_llama(model: LM) -> nn.Module:
+def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
     """A native model as a converted LlamaForCausalLM."""
     transformers = require("transformers", extra="hf", purpose="the form hf")
-    if model.config.qk_norm or model.config.window is not None:
-        raise ValueError(f"Llama has no QK-norm and no window; {KEEPS_ALL}")
-    weights, values = to_llama_weights(model.with_rule("softmax"))
-    llama = build(transformers, transformers.LlamaConfig(**values), weights)
+    weights, values = native_as_softmax_llama(model)
+    config = transformers.LlamaConfig(**{**values, "eos_token_id": end})
+    llama = build(transformers, config, weights)
     names = [f"model.layers.{layer}.self_attn" for layer in range(model.config.num_layers)]
-    attach(
-        llama,
-        Conversion(
-            rule=model.config.rule,
-            init="paper",
-            train_length=model.config.train_length,
-            layers=tuple(names),
-        ),
+    record = Conversion(
+        rule=model.config.rule,
+        init="paper",
+        train_length=model.config.train_length,
+        layers=tuple(names),
     )
     tensors: dict[str, Tensor] = {}
-    for name, block in zip(names, model.blocks, strict=True):
-        scale: Any = block.attention.ssmax  # pyright: ignore
-        tensors |= {f"{name}.ssmax.{key}": value for key, value in scale.state_dict().items()}
+    blocks: Any = model.blocks
+    for name, block in zip(names, blocks, strict=True):
+        learnt = block.attention.ssmax.state_dict()
+        tensors |= {f"{name}.{ATTRIBUTE}.{key}": value for key, value in learnt.items()}
         if model.table is not None:
-            tensors[f"{name}.ssmax.table.p"] = model.table.p.detach()
-    fill(llama, tensors, what="the native model")
-    return llama.eval()
+            tensors[f"{name}.{ATTRIBUTE}.table.p"] = model.table.p.detach()
+    return attach_filled(llama, record, tensors, what="the native model").eval()
 
 
 def write_ministral(folded: Folded, folder: Path, *, context: int) -> None:

@@ -9,12 +9,19 @@ from ssmax.data.tokenizer import END_OF_DOCUMENT
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
+def end_token(tokenizer: str) -> int | None:
+    """The token of a tokenizer.json that ends a document, as `ssmax.data` chooses it."""
+    values = json.loads(tokenizer)
+    known = {token["content"]: token["id"] for token in values["added_tokens"]}
+    return next((known[text] for text in END_OF_DOCUMENT if text in known), None)
+
+
 def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
     """Tokens, their kinds, merges and cuts; None where llama.cpp would read it otherwise."""
     values = json.loads(tokenizer)
     model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
-    ends = [t["id"] for t in values["added_tokens"] if t["content"] in END_OF_DOCUMENT]
-    if model.get("type") != "BPE" or values.get("normalizer") or pre is None or not ends:
+    end = end_token(tokenizer)
+    if model.get("type") != "BPE" or values.get("normalizer") or pre is None or end is None:
         return None
     tokens = [f"<unused{place}>" for place in range(size)]
     types = [_UNUSED] * size
@@ -24,7 +31,7 @@ def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     found = {"tokens": tokens, "types": types, "merges": merges}
-    return {**found, "pre": pre, "end": ends[0]}
+    return {**found, "pre": pre, "end": end}
 
 
 def _pre_tokenizer(values: dict[str, Any]) -> str | None:

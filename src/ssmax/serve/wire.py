@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -22,6 +22,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None,),
     "tools": ([], None),
 }
+
+
+def _asks_nothing(name: str, value: Any) -> bool:
+    # 0 is False to Python, but `logprobs: 0` asks for the chosen tokens' own.
+    return any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in _NEUTRAL.get(name, ())
+    )
 
 
 def _whole(text: str) -> str:
@@ -52,7 +60,9 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         kind = "invalid_request_error" if status < 500 else "server_error"
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body: dict[str, Any] = {
+            "error": {"message": message, "type": kind, "param": param, "code": code}
+        }
 
     def response(self) -> Response:
         """As it is sent."""
@@ -63,7 +73,7 @@ class ApiError(Exception):
 
 class _Strict(BaseModel):
     # A number in quotes is no number, a name that is not known is not left out silently.
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(_Strict):
@@ -92,9 +102,7 @@ class Asked(_Strict):
     def _without_neutral(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        return {
-            name: value for name, value in values.items() if value not in _NEUTRAL.get(name, ())
-        }
+        return {name: value for name, value in values.items() if not _asks_nothing(name, value)}
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -165,10 +173,11 @@ def first_fault(errors: Any) -> ApiError:
 class CompletionShape:
     """How a completion is written."""
 
-    kind = chunk_kind = "text_completion"
+    kind: str = "text_completion"
+    chunk_kind: str = kind
 
     def __init__(self, model: str) -> None:
-        self.head = _head("cmpl", model)
+        self.head: dict[str, Any] = _head("cmpl", model)
 
     def whole(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         """An answer."""
@@ -186,10 +195,11 @@ class CompletionShape:
 class ChatShape:
     """How a chat's answer is written."""
 
-    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    kind: str = "chat.completion"
+    chunk_kind: str = "chat.completion.chunk"
 
     def __init__(self, model: str) -> None:
-        self.head = _head("chatcmpl", model)
+        self.head: dict[str, Any] = _head("chatcmpl", model)
 
     def whole(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
         """An answer."""

@@ -29,6 +29,9 @@ def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:
         llama.load_state_dict(weights)
         llama.save_pretrained(folder)
         (folder / "tokenizer.json").write_text(definition)
+        transformers.PreTrainedTokenizerFast(
+            tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>"
+        ).save_pretrained(folder)
     else:
         export(model, folder, to="ministral", tokenizer=definition)
     return folder

@@ -51,15 +51,16 @@ def answered(source, tokenizer, *, batch=3):
 
 
 def test_a_native_model_says_in_the_harness_what_it_says_at_home(folders):
-    questions, said, likelihoods, results = answered(str(folders["tiny-b-qa"]), folders["tiny-b-qa"])
+    questions, said, likelihoods, results = answered(
+        str(folders["tiny-b-qa"]), folders["tiny-b-qa"]
+    )
     model = load_run_model(run_folder("tiny-b-qa")).eval()
     model.theta = THETA
     tokenizer = load_run_tokenizer(run_folder("tiny-b-qa"))
     prompts = [tokenizer.encode(question["prompt"]) for question in questions]
     end = tokenizer.vocabulary.end_of_document
     at_home = [
-        tokenizer.decode(tokens)
-        for tokens in model.generate(prompts, 12, stop_tokens=[end])
+        tokenizer.decode(tokens) for tokens in model.generate(prompts, 12, stop_tokens=[end])
     ]
     assert [text.split(".")[0].split("\n")[0] for text in at_home] == said
     for row, (prompt, question) in enumerate(zip(prompts, questions, strict=True)):
@@ -69,7 +70,9 @@ def test_a_native_model_says_in_the_harness_what_it_says_at_home(folders):
                 log_p = model(tokens).log_softmax(-1)[0, len(prompt) - 1 : -1]
             expected = log_p.gather(-1, tokens[0, len(prompt) :, None]).sum()
             torch.testing.assert_close(likelihoods[row, column], expected, atol=1e-3, rtol=1e-4)
-    found = [text.strip() == question["answer"] for text, question in zip(said, questions, strict=True)]
+    found = [
+        text.strip() == question["answer"] for text, question in zip(said, questions, strict=True)
+    ]
     assert results["ssmax_needle"]["exact_match,first-word"] == sum(found) / len(found) > 0
 
 

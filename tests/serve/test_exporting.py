@@ -10,7 +10,13 @@ import torch
 from safetensors.torch import load_file
 from small_native import native
 from tiny_models import build, randomise, tokens_of
-from transformers import AttentionInterface, AutoConfig, AutoModel, GenerationConfig
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
@@ -86,6 +92,9 @@ def test_a_folder_of_transformers_says_which_token_ends_a_text(to, tmp_path):
         export(model, folder, to=to, prompt=PROMPT, tokenizer=definition)
         assert AutoConfig.from_pretrained(folder).eos_token_id == end
         assert GenerationConfig.from_pretrained(folder).eos_token_id == end
+    loaded = AutoTokenizer.from_pretrained(tmp_path / str(tokenizer.vocabulary.end_of_document))
+    assert loaded.eos_token_id == tokenizer.vocabulary.end_of_document
+    assert loaded.encode("if x:\n\ty = 12") == tokenizer.encode("if x:\n\ty = 12")
 
 
 @pytest.mark.parametrize("prompt", [None, PROMPT])

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.hf.subject import learnt_positions
+from ssmax.lm import LM
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
 from ssmax.serve.folding import Folded, fold, llama_form
-from ssmax.serve.vocabulary import end_token, gguf_vocabulary
+from ssmax.serve.vocabulary import end_of, gguf_vocabulary
 
 FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 DRAWN = 1024
@@ -77,6 +78,8 @@ def export(
                 agreement.check(next(model.parameters()).dtype)
             if tokenizer is not None:
                 (partial / "tokenizer.json").write_text(tokenizer)
+                if isinstance(model, LM) and to in ("hf", "ministral"):
+                    transformers_forms.write_tokenizer_config(partial, end_of(tokenizer))
             done = Exported(
                 folder=folder, to=to, weights=weights, how=written.how, agreement=agreement
             )
@@ -100,7 +103,8 @@ def _write(
     checked: int,
     tokenizer: str | None,
 ) -> _Written:
-    end = None if tokenizer is None else end_token(tokenizer)
+    found = None if tokenizer is None else end_of(tokenizer)
+    end = None if found is None else found.token
     if to == "hf":
         transformers_forms.write_converted(model, folder, end=end)
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))

@@ -13,6 +13,7 @@ from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.remote_code import save_remote_code
 from ssmax.lm import LM
 from ssmax.serve.folding import Folded, native_as_softmax_llama
+from ssmax.serve.vocabulary import End
 
 VLLM = "vllm"
 """Subfolder of a Ministral 3 with the same model's configuration for vLLM."""
@@ -67,6 +68,14 @@ def write_ministral(folded: Folded, folder: Path, *, context: int) -> None:
     (folder / VLLM).mkdir()
     config = vllm_config(folded, context=context, dtype=str(model.dtype).removeprefix("torch."))
     (folder / VLLM / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def write_tokenizer_config(folder: Path, end: End | None) -> None:
+    """What Transformers' tokenizer has to be told beside its tokenizer.json: what ends a text."""
+    values = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if end is not None:
+        values["eos_token"] = end.text
+    (folder / "tokenizer_config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
 def as_ministral(folded: Folded, *, context: int) -> Any:

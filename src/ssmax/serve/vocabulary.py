@@ -1,7 +1,7 @@
 """A byte-level BPE of a tokenizer.json as llama.cpp stores it."""
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssmax.data.tokenizer import END_OF_DOCUMENT
 
@@ -9,18 +9,25 @@ from ssmax.data.tokenizer import END_OF_DOCUMENT
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
-def end_token(tokenizer: str) -> int | None:
-    """The token of a tokenizer.json that ends a document, as `ssmax.data` chooses it."""
+class End(NamedTuple):
+    """What ends a document."""
+
+    token: int
+    text: str
+
+
+def end_of(tokenizer: str) -> End | None:
+    """That of a tokenizer.json, as `ssmax.data` chooses it."""
     values = json.loads(tokenizer)
     known = {token["content"]: token["id"] for token in values["added_tokens"]}
-    return next((known[text] for text in END_OF_DOCUMENT if text in known), None)
+    return next((End(known[text], text) for text in END_OF_DOCUMENT if text in known), None)
 
 
 def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
     """Tokens, their kinds, merges and cuts; None where llama.cpp would read it otherwise."""
     values = json.loads(tokenizer)
     model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
-    end = end_token(tokenizer)
+    end = end_of(tokenizer)
     if model.get("type") != "BPE" or values.get("normalizer") or pre is None or end is None:
         return None
     tokens = [f"<unused{place}>" for place in range(size)]
@@ -31,7 +38,7 @@ def gguf_vocabulary(tokenizer: str, size: int) -> dict[str, Any] | None:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     found = {"tokens": tokens, "types": types, "merges": merges}
-    return {**found, "pre": pre, "end": end}
+    return {**found, "pre": pre, "end": end.token}
 
 
 def _pre_tokenizer(values: dict[str, Any]) -> str | None:

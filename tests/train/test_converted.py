@@ -1,9 +1,6 @@
 """Fine-tuning converted models: the loop's laws hold for somebody else's model too."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib import resources
 
 import numpy as np
@@ -309,20 +306,14 @@ def test_what_belongs_to_converted_models_needs_hf(capsys):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_are_one(models, tmp_path, parallel):
+def test_two_ranks_are_one(models, tmp_path, run_ranks, parallel):
     source = models / "llama-identity"
     tune(source, tmp_path / "one", {"optim.lr": 1e-3})
     typed = ["finetune", "--hf", str(source), "--runs", str(tmp_path), "--name", "two",
              "--device", "cpu"]  # fmt: skip
     for key, value in {**SHORT, "optim.lr": 1e-3, "run.parallel": parallel}.items():
         typed += ["--set", f"{key}={value}"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node=2", "-m", "ssmax.cli", *typed]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_ranks(2, "-m", "ssmax.cli", *typed)
     losses = [
         [line["loss"] for line in read_journal(tmp_path / run / "journal.jsonl", "step")]
         for run in ("one", "two")

@@ -15,3 +15,5 @@ if __name__ == "__main__":
     with joined_world("cpu") as world:
         outcome = pretrain(config, folder, world=world, resume=(folder / "config.json").exists())
     print(f"outcome {outcome.step} {outcome.stopped_by} {outcome.loss}")
+    tasks = Path("/proc/self/task").glob("*/comm")  # on Linux; nothing elsewhere
+    print("threads", *sorted(task.read_text().strip() for task in tasks))

@@ -427,6 +427,14 @@ def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path):
         Journal(tmp_path / "journal.jsonl", keep_bytes=10)
 
 
+def test_a_line_cut_short_is_not_written_on(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"kind": "start"}\n{"kind": "che')
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(kind="start")
+    journal.close()
+    assert read_journal(tmp_path / "events.jsonl") == [{"kind": "start"}] * 2
+
+
 def test_the_watch_is_quiet_off_the_first_rank(capsys):
     Watch(is_shown=False).say("hello")
     assert capsys.readouterr().out == ""

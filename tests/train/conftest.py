@@ -12,6 +12,7 @@ from torch.distributed import TCPStore
 from ssmax.data.shards import ShardWriter, write_index
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.train.config import TrainConfig
+from ssmax.train.interrupt import Interrupts
 from ssmax.train.recipes import configured, quick
 
 SMALL = {
@@ -71,6 +72,24 @@ def small(tokens):
         return base.replaced({**SMALL, "data.folder": str(tokens), **changes})
 
     return make
+
+
+@pytest.fixture
+def stop_after():
+    """A signal that comes while a step is computed."""
+
+    def patch(monkeypatch, step: int) -> None:
+        calls = {"left": step}
+
+        def asked(self) -> bool:
+            calls["left"] -= 1
+            if calls["left"] == 0:
+                self.name = "SIGTERM"
+            return self.name is not None
+
+        monkeypatch.setattr(Interrupts, "asked", property(asked))
+
+    return patch
 
 
 @pytest.fixture

@@ -258,6 +258,15 @@ def test_saving_keeps_every_bit(tmp_path):
     )
 
 
+def test_saving_keeps_a_theta_that_was_changed(tmp_path):
+    from ssmax.lm import load_lm, save_lm
+
+    model = make().float()
+    model.theta = 500_000.0
+    save_lm(model, tmp_path)
+    assert torch.equal(load_lm(tmp_path)(tokens()), model(tokens()))
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
     import json
 
@@ -287,6 +296,12 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
         load_lm(folder)
     rewrite(num_layer=3)
     with pytest.raises(ValueError, match="unknown key 'num_layer'.*did you mean 'num_layers'"):
+        load_lm(folder)
+    rewrite(num_layers=None)
+    with pytest.raises(ValueError, match="config.json is no model's configuration: "):
+        load_lm(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="another model's"):
         load_lm(folder)
     rewrite(format="other")
     with pytest.raises(ValueError, match="another model's"):
@@ -366,6 +381,7 @@ BAD = {
     "no prompts": (lambda: make().generate([], 3), "at least one prompt"),
     "an empty prompt": (lambda: make().generate([[1], []], 3), "prompt 1 has shape"),
     "a token too large": (lambda: make().generate([[61]], 3), "Is it another tokenizer's"),
+    "a token that is no number of one": (lambda: make().generate([[1.7]], 3), "tokens must be integers; prompt 0"),
     "temperature": (lambda: make().generate([[1]], 3, temperature=-1.0), "temperature must be"),
     "top_k": (lambda: make().generate([[1]], 3, top_k=0), "top_k must be at least 1"),
     "top_p": (lambda: make().generate([[1]], 3, top_p=0.0), "top_p must be above 0"),

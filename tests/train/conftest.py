@@ -1,12 +1,18 @@
 """Runs so small that a whole one takes a second."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 from ssmax.data.shards import ShardWriter, write_index
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.train.config import TrainConfig
+from ssmax.train.interrupt import Interrupts
 from ssmax.train.recipes import configured, quick
 
 SMALL = {
@@ -66,3 +72,60 @@ def small(tokens):
         return base.replaced({**SMALL, "data.folder": str(tokens), **changes})
 
     return make
+
+
+@pytest.fixture
+def stop_after():
+    """A signal that comes while a step is computed."""
+
+    def patch(monkeypatch, step: int) -> None:
+        calls = {"left": step}
+
+        def asked(self) -> bool:
+            calls["left"] -= 1
+            if calls["left"] == 0:
+                self.name = "SIGTERM"
+            return self.name is not None
+
+        monkeypatch.setattr(Interrupts, "asked", property(asked))
+
+    return patch
+
+
+@pytest.fixture
+def run_ranks():
+    """So many ranks of a Python command as torchrun starts them, without a process for itself.
+
+    The store that they meet at is held here, so that nobody else can take its port.
+    """
+
+    def run(number: int, *command: str) -> list[str]:
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        shared = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(number),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(number)
+        ]
+        try:
+            said = [process.communicate(timeout=240)[0] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        assert [process.returncode for process in processes] == [0] * number, said
+        return said
+
+    return run

@@ -155,6 +155,8 @@ def test_texts_are_read_as_their_fields():
     assert (config.run.steps, config.run.batch_size) == (1000, 200_000)
     assert config.run.compile is False
     assert config.model.num_key_heads is None
+    # Past 2**53 a float would be its neighbour.
+    assert TrainConfig().replaced({"run.seed": "9007199254740993"}).run.seed == 2**53 + 1
     assert TrainConfig().replaced({"model.num_key_heads": "4"}).model.num_key_heads == 4
 
 

@@ -1,9 +1,6 @@
 """Fine-tuning converted models: the loop's laws hold for somebody else's model too."""
 
 import json
-import os
-import subprocess
-import sys
 from importlib import resources
 
 import numpy as np
@@ -21,7 +18,6 @@ from ssmax.hf.conversion import Conversion
 from ssmax.train import finetune_converted
 from ssmax.train.converted import ConvertedLoss, restarting_positions
 from ssmax.train.finetuning import question_rows
-from ssmax.train.interrupt import Interrupts
 from ssmax.train.journal import read_journal
 from ssmax.train.world import alone
 
@@ -75,19 +71,6 @@ def weights_of(run):
     return ssmax.hf.from_pretrained(run / "model").state_dict()
 
 
-def stop_after(monkeypatch, step):
-    """A signal that comes while a step is computed."""
-    calls = {"left": step}
-
-    def asked(self):
-        calls["left"] -= 1
-        if calls["left"] == 0:
-            self.name = "SIGTERM"
-        return self.name is not None
-
-    monkeypatch.setattr(Interrupts, "asked", property(asked))
-
-
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -98,7 +81,7 @@ def stop_after(monkeypatch, step):
 )
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_run_that_was_stopped_is_one_that_never_was(
-    models, tmp_path, monkeypatch, name, changes, step
+    models, tmp_path, monkeypatch, stop_after, name, changes, step
 ):
     tune(models / name, tmp_path / "whole", changes)
     with monkeypatch.context() as patch:
@@ -115,7 +98,9 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
 
 
 @pytest.mark.parametrize("other", ["llama-anneal", "gpt2-identity"])
-def test_a_run_goes_on_with_the_model_that_it_began_with(models, tmp_path, monkeypatch, other):
+def test_a_run_goes_on_with_the_model_that_it_began_with(
+    models, tmp_path, monkeypatch, stop_after, other
+):
     """Where s alone learns, all else comes from the source again."""
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -211,7 +196,9 @@ def test_text_is_learnt_in_the_models_own_tokens(models, texts, tmp_path):
         tune(source, tmp_path / "other", changes, data=tmp_path / "bytes")
 
 
-def test_a_run_over_text_does_not_go_on_with_questions(models, texts, tmp_path, monkeypatch):
+def test_a_run_over_text_does_not_go_on_with_questions(
+    models, texts, tmp_path, monkeypatch, stop_after
+):
     source, run = models / "llama-identity", tmp_path / "run"
     prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1)
     with monkeypatch.context() as patch:
@@ -309,20 +296,14 @@ def test_what_belongs_to_converted_models_needs_hf(capsys):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_two_ranks_are_one(models, tmp_path, parallel):
+def test_two_ranks_are_one(models, tmp_path, run_ranks, parallel):
     source = models / "llama-identity"
     tune(source, tmp_path / "one", {"optim.lr": 1e-3})
     typed = ["finetune", "--hf", str(source), "--runs", str(tmp_path), "--name", "two",
              "--device", "cpu"]  # fmt: skip
     for key, value in {**SHORT, "optim.lr": 1e-3, "run.parallel": parallel}.items():
         typed += ["--set", f"{key}={value}"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node=2", "-m", "ssmax.cli", *typed]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_ranks(2, "-m", "ssmax.cli", *typed)
     losses = [
         [line["loss"] for line in read_journal(tmp_path / run / "journal.jsonl", "step")]
         for run in ("one", "two")

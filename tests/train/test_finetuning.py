@@ -139,6 +139,9 @@ def test_configuration_e_replaces_the_rule_first(base, tmp_path):
     finetune(base, tmp_path / "e", world=CPU, rule="ssmax", changes={**QUICK, "run.steps": 1})
     assert load_run_model(tmp_path / "e").config.rule == "ssmax"
     assert json.loads((tmp_path / "e" / "config.json").read_text())["model"]["rule"] == "ssmax"
+    assert finetune(base, tmp_path / "e", world=CPU, rule="ssmax", resume=True).step == 1
+    with pytest.raises(ValueError, match="began under the rule 'ssmax', not 'probe'"):
+        finetune(base, tmp_path / "e", world=CPU, rule="probe", resume=True)
 
 
 def test_questions_of_a_file(base, tmp_path):
@@ -174,6 +177,8 @@ def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
         finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="invented")
     with pytest.raises(ValueError, match=r"more than a row of 16; .* 'invented'"):
         finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden")
+    with pytest.raises(ValueError, match="at least 1 digit, got 'hidden:0'"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden:0")
 
 
 def test_hidden_numbers_stand_in_the_text_and_are_answered():

@@ -10,7 +10,6 @@ from ssmax.data.qa import IGNORE
 from ssmax.lm import LM, load_lm
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.checkpoint import newest_checkpoint, read_state
-from ssmax.train.interrupt import Interrupts
 from ssmax.train.journal import Journal, read_journal
 from ssmax.train.loop import NonfiniteError, accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
@@ -33,19 +32,6 @@ def assert_equal_runs(one, other):
         weights_of(one).items(), weights_of(other).values(), strict=True
     ):
         assert torch.equal(mine, theirs), name
-
-
-def stop_after(monkeypatch, step):
-    """A signal that comes while a step is computed."""
-    calls = {"left": step}
-
-    def asked(self):
-        calls["left"] -= 1
-        if calls["left"] == 0:
-            self.name = "SIGTERM"
-        return self.name is not None
-
-    monkeypatch.setattr(Interrupts, "asked", property(asked))
 
 
 def test_a_run_leaves_what_the_next_rooms_read(small, tmp_path, capsys):
@@ -88,7 +74,9 @@ def test_micro_batches_do_not_change_a_run(small, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 4, 7, 11])
 @pytest.mark.parametrize("letter", ["b", "f"])
-def test_a_run_that_was_stopped_is_one_that_never_was(small, tmp_path, monkeypatch, step, letter):
+def test_a_run_that_was_stopped_is_one_that_never_was(
+    small, tmp_path, monkeypatch, stop_after, step, letter
+):
     config = small(letter, model__dropout_p=0.1)
     pretrain(config, tmp_path / "whole", world=CPU)
     with monkeypatch.context() as patch:
@@ -259,7 +247,7 @@ def test_a_run_cannot_be_made_shorter_than_it_is(small, tmp_path):
         pretrain(shorter, tmp_path / "run", world=CPU, resume=True)
 
 
-def test_a_run_that_goes_on_has_no_finished_model_yet(small, tmp_path, monkeypatch):
+def test_a_run_that_goes_on_has_no_finished_model_yet(small, tmp_path, monkeypatch, stop_after):
     pretrain(small("b", run__steps=4), tmp_path / "run", world=CPU)
     short = weights_of(tmp_path / "run")
     stop_after(monkeypatch, 2)
@@ -425,6 +413,14 @@ def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path):
     (tmp_path / "journal.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="holds 3 bytes, the checkpoint was written after 10"):
         Journal(tmp_path / "journal.jsonl", keep_bytes=10)
+
+
+def test_a_line_cut_short_is_not_written_on(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"kind": "start"}\n{"kind": "che')
+    journal = Journal(tmp_path / "events.jsonl")
+    journal.append(kind="start")
+    journal.close()
+    assert read_journal(tmp_path / "events.jsonl") == [{"kind": "start"}] * 2
 
 
 def test_the_watch_is_quiet_off_the_first_rank(capsys):

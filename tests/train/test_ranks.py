@@ -11,23 +11,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssmax.train import load_run_model
+from ssmax.train import load_run_model, pretrain
 from ssmax.train.config import TrainConfig
 from ssmax.train.journal import read_journal
+from ssmax.train.world import alone
 
 WORKER = Path(__file__).parent / "worker.py"
 
 
-def torchrun(ranks, folder, config: TrainConfig):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-        str(WORKER), str(folder), json.dumps(config.to_dict()),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+CPU = alone(torch.device("cpu"))
+
+
+@pytest.fixture
+def train(run_ranks):
+    """Start a run, or go on with it, on so many ranks; what each of them said."""
+
+    def train(ranks, folder, config: TrainConfig):
+        if ranks == 1:
+            is_there = (folder / "config.json").exists()
+            pretrain(config, folder, world=CPU, resume=is_there, quiet=True)
+            return []
+        return run_ranks(ranks, str(WORKER), str(folder), json.dumps(config.to_dict()))
+
+    return train
 
 
 def losses(folder, kind="step"):
@@ -35,10 +41,10 @@ def losses(folder, kind="step"):
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_ranks_are_one(small, tmp_path, parallel):
+def test_two_ranks_are_one(small, tmp_path, train, parallel):
     config = small("f", run__steps=20, run__parallel=parallel, switch__last_fraction=0.3)
-    torchrun(1, tmp_path / "one", config)
-    torchrun(2, tmp_path / "two", config)
+    train(1, tmp_path / "one", config)
+    said = train(2, tmp_path / "two", config)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
     assert losses(tmp_path / "two", "validation") == pytest.approx(
         losses(tmp_path / "one", "validation"), abs=1e-5
@@ -46,15 +52,19 @@ def test_two_ranks_are_one(small, tmp_path, parallel):
     one, two = (load_run_model(tmp_path / name).state_dict() for name in ("one", "two"))
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4)
+    if parallel == "ddp":
+        # A group's threads would want Python's lock while Python ends. (Of a sharded run torch
+        # itself keeps the group of all ranks.)
+        assert all("gloo threads: []" in out for out in said), said
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, before, after):
+def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, before, after):
     config = small("b", run__steps=8, run__parallel="fsdp2")
     longer = config.replaced({"run.steps": 16})
-    torchrun(before, tmp_path / "run", config)
-    torchrun(after, tmp_path / "run", longer)
-    torchrun(1, tmp_path / "whole", longer)
+    train(before, tmp_path / "run", config)
+    train(after, tmp_path / "run", longer)
+    train(1, tmp_path / "whole", longer)
     run = {
         line["step"]: line["loss"]
         for line in read_journal(tmp_path / "run" / "journal.jsonl", "step")
@@ -100,20 +110,22 @@ def test_a_signal_to_torchrun_is_a_checkpoint_of_all_ranks(tmp_path, tokens):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     journal = tmp_path / "quick-b" / "journal.jsonl"
-    while not (journal.exists() and journal.read_bytes().count(b"\n") > 5):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=60)
+    try:
+        while not (journal.exists() and journal.read_bytes().count(b"\n") > 5):
+            assert process.poll() is None
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
     assert "stopped by SIGTERM after step" in out, out
     newest = (tmp_path / "quick-b" / "checkpoints" / "latest").read_text().strip()
     assert len(list((tmp_path / "quick-b" / "checkpoints" / newest).glob("*.safetensors"))) >= 1
 
 
 @pytest.mark.slow
-def test_four_ranks_of_a_sharded_run_read_what_two_wrote(small, tmp_path):
+def test_four_ranks_of_a_sharded_run_read_what_two_wrote(small, tmp_path, train):
     config = small("d", run__steps=8, run__parallel="fsdp2")
-    torchrun(2, tmp_path / "run", config)
-    torchrun(4, tmp_path / "run", config.replaced({"run.steps": 12}))
-    torchrun(1, tmp_path / "whole", config.replaced({"run.steps": 12}))
+    train(2, tmp_path / "run", config)
+    train(4, tmp_path / "run", config.replaced({"run.steps": 12}))
+    train(1, tmp_path / "whole", config.replaced({"run.steps": 12}))
     assert losses(tmp_path / "run")[-1] == pytest.approx(losses(tmp_path / "whole")[-1], abs=1e-5)

@@ -1,5 +1,6 @@
 """A model as a folder: model.safetensors and config.json. Loading runs no code from a file."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ def save_lm(model: LM, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     safetensors.save_file(weights, folder / WEIGHTS)
-    config = {"format": FORMAT, **model.config.to_dict()}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    # Theta may have been changed on the model.
+    config = dataclasses.replace(model.config, theta=model.theta)
+    values = {"format": FORMAT, **config.to_dict()}
+    (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
 
 
 def load_lm(
@@ -50,15 +53,19 @@ def load_lm(
 
 def read_config(folder: Path) -> LMConfig:
     """The configuration of a folder."""
-    if not (folder / CONFIG).is_file():
+    path = folder / CONFIG
+    if not path.is_file():
         raise ValueError(f"{folder} is no model: it holds no {CONFIG}")
     try:
-        values: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from error
-    if values.pop("format", None) != FORMAT:
-        raise ValueError(f"{folder / CONFIG} is not of format {FORMAT}: it is another model's")
-    return LMConfig.from_dict(values)
+        values: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise ValueError(f"{path} is not of format {FORMAT}: it is another model's")
+    try:
+        return LMConfig.from_dict(values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no model's configuration: {error}") from error
 
 
 def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -7,8 +7,9 @@ that changes from token to token (bounds, position, slot) kept on the device.
 
 # B batch, V vocabulary, C width, G key heads, D head width
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +59,8 @@ class PlainDecoder:
 
     def __init__(self, model: "LM", *, batch: int, max_keys: int) -> None:
         config, weight = model.config, model.embedding.weight
-        self.model = model
-        self.cache = KVCache.preallocated(
+        self.model: LM = model
+        self.cache: KVCache = KVCache.preallocated(
             config.num_layers,
             batch=batch,
             num_key_heads=config.key_heads,
@@ -97,14 +98,17 @@ class RecordedDecoder(PlainDecoder):
         super().__init__(model, batch=batch, max_keys=max_keys)
         weight = model.embedding.weight
         dtype = sampling.cache_dtype(weight)
-        self.is_recorded = is_recorded
-        self.weights = [Weights.of(block, dtype) for block in model.blocks]  # pyright: ignore
-        self.norm, self.head = model.norm.weight.to(dtype), model.head.weight.to(dtype)
-        self.tokens_B, self.start_B, self.stop_B = (
-            torch.zeros(batch, dtype=torch.int64, device=weight.device) for _ in range(3)
-        )
-        self.slot = torch.zeros(1, dtype=torch.int64, device=weight.device)
-        self.logits_BV = torch.empty(0)
+        self.is_recorded: bool = is_recorded
+        blocks = cast("Iterable[Block]", model.blocks)
+        self.weights: list[Weights] = [Weights.of(block, dtype) for block in blocks]
+        self.norm: Tensor = model.norm.weight.to(dtype)
+        self.head: Tensor = model.head.weight.to(dtype)
+        zeros_B = torch.zeros(batch, dtype=torch.int64, device=weight.device)
+        self.tokens_B: Tensor = zeros_B.clone()
+        self.start_B: Tensor = zeros_B.clone()
+        self.stop_B: Tensor = zeros_B.clone()
+        self.slot: Tensor = zeros_B[:1].clone()
+        self.logits_BV: Tensor = torch.empty(0)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -157,7 +161,7 @@ class RecordedDecoder(PlainDecoder):
         x_B1C = F.embedding(self.tokens_B, self.model.embedding.weight).unsqueeze(1)
         x_B1C = x_B1C.to(self.norm.dtype)
         for layer, (block, weights) in enumerate(zip(self.model.blocks, self.weights, strict=True)):
-            attention: SelfAttention = block.attention  # pyright: ignore
+            attention = cast(SelfAttention, block.attention)
             h_B1C = _normed(x_B1C, weights.attention_norm, config.norm_eps)
             start_B, window = self.start_B, config.window_of(layer)
             if window is not None:

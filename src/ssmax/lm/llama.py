@@ -62,7 +62,7 @@ def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "mlp_bias": False,
         "hidden_act": "silu",
         "attention_dropout": config.dropout_p,
-        # Llama's own would be 1 and 2, which are text here: generation would stop at it.
+        # Llama's own would be 1 and 2, which are text here: generation would stop at them.
         "bos_token_id": None,
         "eos_token_id": None,
     }

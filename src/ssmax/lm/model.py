@@ -4,7 +4,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from ssmax.lm import sampling
 from ssmax.lm.config import LMConfig
-from ssmax.lm.decoder import decoder_kind
+from ssmax.lm.decoder import PlainDecoder, decoder_kind
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
 from ssmax.ops.loss import linear_cross_entropy
 from ssmax.ops.visible import Visibility, visibility
@@ -23,9 +24,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, width: int, ff_width: int) -> None:
         super().__init__()
-        self.gate = nn.Linear(width, ff_width, bias=False)
-        self.up = nn.Linear(width, ff_width, bias=False)
-        self.down = nn.Linear(ff_width, width, bias=False)
+        self.gate: nn.Linear = nn.Linear(width, ff_width, bias=False)
+        self.up: nn.Linear = nn.Linear(width, ff_width, bias=False)
+        self.down: nn.Linear = nn.Linear(ff_width, width, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """(B, T, C) to (B, T, C)."""
@@ -37,8 +38,8 @@ class Block(nn.Module):
 
     def __init__(self, config: LMConfig, layer: int, table: ProbeTable | None) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.width, eps=config.norm_eps)
-        self.attention = SelfAttention(
+        self.attention_norm: RMSNorm = RMSNorm(config.width, eps=config.norm_eps)
+        self.attention: SelfAttention = SelfAttention(
             config.width,
             config.num_heads,
             num_key_heads=config.key_heads,
@@ -52,10 +53,12 @@ class Block(nn.Module):
             dropout_p=config.dropout_p,
             table=table,
         )
-        self.ff_norm = RMSNorm(config.width, eps=config.norm_eps)
-        self.ff = SwiGLU(config.width, config.ff_width)
+        self.ff_norm: RMSNorm = RMSNorm(config.width, eps=config.norm_eps)
+        self.ff: SwiGLU = SwiGLU(config.width, config.ff_width)
 
-    def forward(self, x_BTC: Tensor, more_BTC: Tensor | None, **attention) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BTC: Tensor, more_BTC: Tensor | None, **attention: Any
+    ) -> tuple[Tensor, Tensor]:
         """The residual stream and what has yet to be added to it, both (B, T, C); the same again.
 
         Whoever adds norms the sum next, in one kernel of the compiler's: so the sum at the end of a
@@ -75,14 +78,16 @@ class LM(nn.Module):
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.table = ProbeTable(config.train_length) if config.rule == "probe" else None
-        self.blocks = nn.ModuleList(
+        self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.width)
+        self.table: ProbeTable | None = None
+        if config.rule == "probe":
+            self.table = ProbeTable(config.train_length)
+        self.blocks: nn.ModuleList = nn.ModuleList(
             Block(config, layer, self.table) for layer in range(config.num_layers)
         )
-        self.norm = RMSNorm(config.width, eps=config.norm_eps)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        self.rotary = RotaryEmbedding(config.rotary, config.theta)
+        self.norm: RMSNorm = RMSNorm(config.width, eps=config.norm_eps)
+        self.head: nn.Linear = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.rotary: RotaryEmbedding = RotaryEmbedding(config.rotary, config.theta)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -190,7 +195,7 @@ class LM(nn.Module):
         self,
         prompts: Sequence[Sequence[int]] | Tensor,
         max_new_tokens: int,
-        **options,
+        **options: Any,
     ) -> list[list[int]]:
         """Continue every prompt; the new tokens of each, up to and without its stop token.
 
@@ -231,12 +236,20 @@ class LM(nn.Module):
         stop = frozenset(stop_tokens)
         return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
 
-    def _decode(self, tokens_BT, keep_BT, max_new_tokens, choose, stop_tokens, kind):
+    def _decode(
+        self,
+        tokens_BT: Tensor,
+        keep_BT: Tensor,
+        max_new_tokens: int,
+        choose: Callable[[Tensor], Tensor],
+        stop_tokens: frozenset[int],
+        kind: type[PlainDecoder],
+    ) -> Iterator[list[int | None]]:
+        if not max_new_tokens:
+            return
         batch, longest = tokens_BT.shape
         decoder = kind(self, batch=batch, max_keys=longest + max_new_tokens)
         running = [True] * batch
-        if not max_new_tokens:
-            return
         logits_BV = decoder.start(tokens_BT, keep_BT)
         for left in reversed(range(max_new_tokens)):
             chosen_B = choose(logits_BV.float())
@@ -256,7 +269,7 @@ class LM(nn.Module):
         cache: KVCache | None,
         key_padding_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> dict[int | None, dict]:
+    ) -> dict[int | None, dict[str, Any]]:
         """What layers of one window need alike: who sees whom, n, and the rotary tables."""
         num_new = tokens_BT.shape[1]
         num_keys = num_new if cache is None else cache.length + num_new

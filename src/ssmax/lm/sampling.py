@@ -52,7 +52,7 @@ def left_padded(
     prompts: Sequence[Sequence[int]] | Tensor, vocab_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Prompts of unequal length as one batch (B, T), and where it holds tokens (B, T)."""
-    rows = [torch.as_tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    rows = [torch.as_tensor(prompt) for prompt in prompts]
     if not rows:
         raise ValueError("prompts must hold at least one prompt, got none")
     for number, row in enumerate(rows):
@@ -61,6 +61,8 @@ def left_padded(
                 f"every prompt must be a list of at least one token; prompt {number} has shape "
                 f"{tuple(row.shape)}"
             )
+        if row.is_floating_point() or row.dtype == torch.bool:
+            raise ValueError(f"tokens must be integers; prompt {number} holds {row.dtype}")
         if not (int(row.min()) >= 0 and int(row.max()) < vocab_size):
             raise ValueError(
                 f"tokens must lie in 0..{vocab_size - 1}; prompt {number} holds "
@@ -69,7 +71,7 @@ def left_padded(
     longest = max(row.numel() for row in rows)
     tokens_BT = torch.stack([torch.nn.functional.pad(r, (longest - r.numel(), 0)) for r in rows])
     keep_BT = torch.tensor([[False] * (longest - r.numel()) + [True] * r.numel() for r in rows])
-    return tokens_BT.to(device), keep_BT.to(device)
+    return tokens_BT.to(device, torch.int64), keep_BT.to(device)
 
 
 def cache_dtype(weight: Tensor) -> torch.dtype:

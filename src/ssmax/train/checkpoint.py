@@ -64,7 +64,9 @@ class CheckpointWriter:
     """Writes in the background; the caller waits for the copy of the tensors only."""
 
     def __init__(self, run: Path, world: World, *, keep: int) -> None:
-        self.run, self.world, self.keep = run, world, keep
+        self.run: Path = run
+        self.world: World = world
+        self.keep: int = keep
         self.last_step: int | None = None
         """The step that was saved last, or is being saved."""
         self._pending: threading.Thread | None = None

@@ -29,7 +29,7 @@ class DataConfig:
     tokenizer: str = ""
     """Whose tokens they are; filled in from the data."""
     questions: str = ""
-    """Of fine-tuning: a file, or "invented"."""
+    """Of fine-tuning: a file, "invented" or "hidden"."""
     base: str = ""
     """Of fine-tuning: the run whose model is taught."""
     seed: int = 0
@@ -343,13 +343,15 @@ def _as_type(value: Any, kind: type) -> Any:
         raise TypeError
     if isinstance(value, bool):
         raise TypeError
-    number = float(value)
-    if kind is int:
-        # Written as 1e6 or 200_000, a whole number is one.
-        if not number.is_integer():
-            raise ValueError
-        return int(value) if isinstance(value, int) else int(number)
-    return number
+    if kind is float:
+        return float(value)
+    try:
+        return int(str(value))
+    except ValueError:
+        # Written as 1e6, a whole number is one.
+        if not float(value).is_integer():
+            raise
+        return int(float(value))
 
 
 def _at_least(name: str, value: float, least: float) -> None:

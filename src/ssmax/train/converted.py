@@ -91,7 +91,8 @@ class ConvertedLoss(nn.Module):
 
     def __init__(self, model: Any, length: int) -> None:
         super().__init__()
-        self.model, self.length = model, length
+        self.model: Any = model
+        self.length: int = length
 
     def forward(
         self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
@@ -124,7 +125,9 @@ class ConvertedModel:
 
     def __init__(self, model: Any, home: str, config: ConvertedConfig) -> None:
         """`home` has the tokenizer."""
-        self.model, self.home, self.config = model, home, config
+        self.model: Any = model
+        self.home: str = home
+        self.config: ConvertedConfig = config
 
     def make(self, config: ConvertedConfig, *, is_resumed: bool) -> nn.Module:
         """The model as it was loaded: what is frozen is in no checkpoint."""
@@ -240,9 +243,9 @@ def finetune_converted(
 def _load(source: Path, base: str) -> tuple[Any, str]:
     """The model, and the folder or the name of whatever has its tokenizer."""
     transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
-    is_adapter = (source / ADAPTER).is_file() and not (source / "config.json").is_file()
     if not source.is_dir():
         raise ValueError(f"there is no folder {source}; ssmax convert writes one")
+    is_adapter = (source / ADAPTER).is_file() and not (source / "config.json").is_file()
     if is_adapter != bool(base):
         raise ValueError(
             f"{source} holds an adapter; name the model it is for with --base"

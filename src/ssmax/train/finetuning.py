@@ -52,11 +52,11 @@ class Rows:
     """Packed rows of questions as samples."""
 
     def __init__(self, examples: list[Example], *, length: int, seed: int) -> None:
-        self.stream = QuestionStream(examples, length=length, seed=seed)
+        self.stream: QuestionStream = QuestionStream(examples, length=length, seed=seed)
         content = hashlib.sha256()
         for example in examples:
             content.update(example.tokens.tobytes() + bytes([example.answer_start % 256]))
-        self.fingerprint = config_hash(
+        self.fingerprint: str = config_hash(
             {"questions": content.hexdigest(), "length": length, "seed": seed}
         )
 
@@ -113,6 +113,11 @@ def finetune(
     if resume:
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
         config = resumed_config(folder, changes)
+        if rule not in (None, config.model.rule):
+            raise ValueError(
+                f"{folder} began under the rule {config.model.rule!r}, not {rule!r}; resume "
+                "without --config, or give another name"
+            )
         model = _with_rule(load_run_model(base), config.model.rule)
     else:
         model = load_run_model(base)
@@ -158,6 +163,8 @@ def hidden_digits(questions: str) -> int | None:
     name, _, digits = questions.partition(":")
     if name != HIDDEN or not (digits or "1").isdecimal():
         return None
+    if int(digits or HIDDEN_DIGITS) < 1:
+        raise ValueError(f"a hidden number has at least 1 digit, got {questions!r}")
     return int(digits or HIDDEN_DIGITS)
 
 

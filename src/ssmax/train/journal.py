@@ -17,16 +17,17 @@ class Journal:
     """Lines appended to a file, durable when `sync` returns."""
 
     def __init__(self, path: Path, *, keep_bytes: int | None = None) -> None:
-        """Cut to `keep_bytes` what is there; None keeps all of it."""
+        """Cut to `keep_bytes` what is there; None keeps every line that was finished."""
         path.touch()
-        size = path.stat().st_size
-        if keep_bytes is not None and size < keep_bytes:
+        if keep_bytes is None:
+            keep_bytes = path.read_bytes().rfind(b"\n") + 1
+        if (size := path.stat().st_size) < keep_bytes:
             raise ValueError(
                 f"{path} holds {size} bytes, the checkpoint was written after {keep_bytes}; "
                 "bring the file back, or start a new run"
             )
         self._file = path.open("r+b")
-        self._file.truncate(keep_bytes if keep_bytes is not None else size)
+        self._file.truncate(keep_bytes)
         self._file.seek(0, os.SEEK_END)
 
     def append(self, **line: Any) -> None:

@@ -128,7 +128,9 @@ def train(
             writer=writer,
             interrupts=interrupts,
         )
-        here = Provenance.here(config=config.to_dict(), device=str(world.device), seed=0)
+        here = Provenance.here(
+            config=config.to_dict(), device=str(world.device), seed=config.run.seed
+        )
         _event(job, "start", step=state.step, ranks=world.size, commit=here.commit)
         try:
             return _all_phases(job, state, found)

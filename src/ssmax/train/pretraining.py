@@ -21,8 +21,8 @@ class Windows:
     """Windows of text as samples."""
 
     def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
-        self.stream = TokenStream(shards, length=length, seed=seed)
-        self.fingerprint = config_hash(
+        self.stream: TokenStream = TokenStream(shards, length=length, seed=seed)
+        self.fingerprint: str = config_hash(
             {"shards": shards.fingerprint, "length": length, "seed": seed}
         )
 

@@ -17,10 +17,18 @@ class World:
     rank: int
     size: int
     device: torch.device
-    talkers: dist.ProcessGroup | None
-    """For what processes agree on without asking their devices; None when alone."""
-    writers: dist.ProcessGroup | None
-    """For the threads that write checkpoints meanwhile; None when alone."""
+    groups: dict[str, dist.ProcessGroup]
+    """By what they are for; none when alone, nor when the world was left."""
+
+    @property
+    def talkers(self) -> dist.ProcessGroup | None:
+        """For what processes agree on without asking their devices."""
+        return self.groups.get("talkers")
+
+    @property
+    def writers(self) -> dist.ProcessGroup | None:
+        """For the threads that write checkpoints meanwhile."""
+        return self.groups.get("writers")
 
     @property
     def is_first(self) -> bool:
@@ -70,7 +78,7 @@ class World:
 
 def alone(device: torch.device) -> World:
     """The world of one process."""
-    return World(rank=0, size=1, device=device, talkers=None, writers=None)
+    return World(rank=0, size=1, device=device, groups={})
 
 
 @contextmanager
@@ -85,12 +93,21 @@ def joined_world(device: str | None = None) -> Iterator[World]:
         yield alone(here)
         return
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
+    groups: dict[str, dist.ProcessGroup] = {}
     try:
-        talkers, writers = (dist.new_group(backend="gloo") for _ in range(2))
-        assert isinstance(talkers, dist.ProcessGroup) and isinstance(writers, dist.ProcessGroup)
-        yield World(rank=rank, size=size, device=here, talkers=talkers, writers=writers)
+        groups |= {name: _gloo_group() for name in ("talkers", "writers")}
+        yield World(rank=rank, size=size, device=here, groups=groups)
     finally:
+        # A group's threads end with its last reference, whatever torch was told. Those that live
+        # on may want Python's lock while Python ends, which aborts the process.
+        groups.clear()
         dist.destroy_process_group()
+
+
+def _gloo_group() -> dist.ProcessGroup:
+    group = dist.new_group(backend="gloo")
+    assert isinstance(group, dist.ProcessGroup)
+    return group
 
 
 def device_of(device: str | None) -> torch.device:

@@ -317,7 +317,7 @@ def test_two_ranks_are_one(models, tmp_path, parallel):
     for key, value in {**SHORT, "optim.lr": 1e-3, "run.parallel": parallel}.items():
         typed += ["--set", f"{key}={value}"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-               "--nproc-per-node=2", "-m", "ssmax.cli", *typed]  # fmt: skip
+               "--nproc-per-node=2", "-m", "ssmax", *typed]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=240, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

@@ -169,6 +169,7 @@ BAD = [
     ("report nowhere", "nowhere is no study"),
     ("report texts", "texts is no study"),
     ("evaluate needle texts", "texts is no run"),
+    ("convert tiny-b out", "ssmax export tiny-b OUT --to hf makes a Hugging Face model of it"),
     ("bench --heads 3 --key-heads 2", "--heads must be a multiple of --key-heads"),
     ("bench --dtype int8", "--dtype must be one of"),
     ("bench --tokens 0", "--tokens must be at least 1"),
@@ -226,7 +227,7 @@ def test_a_checkpoint_of_another_model_is_named(home, capsys):
 def test_a_model_that_is_no_run_is_told_where_it_goes(tmp_path, capsys):
     path = tmp_path / "config.json"
     for content, message in (
-        ({"model_type": "llama"}, "ssmax evaluate --hf and ssmax serve take it"),
+        ({"model_type": "llama"}, "evaluate --hf, finetune --hf and serve take it"),
         ({"format": "ssmax-lm-1"}, "give the folder of the run that holds it"),
     ):
         path.write_text(json.dumps(content))

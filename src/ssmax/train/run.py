@@ -96,7 +96,7 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     try:
         values = json.loads(path.read_text())
         if "model_type" in values:
-            raise ValueError("it is Transformers'; ssmax evaluate --hf and ssmax serve take it")
+            raise ValueError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
         if "format" in values:
             raise ValueError("it is a model's; give the folder of the run that holds it")
         values.pop("provenance", None)

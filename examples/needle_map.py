@@ -57,6 +57,7 @@ def main() -> None:
             here = [trial for trial in found[name] if trial.length == length]
             print(f"{name}  context {length:5}  whole number {accuracy(here):.2f}")
     Path("needle_map.svg").write_text(as_svg(figure6(found)))
+    print("the map: needle_map.svg")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ def main() -> None:
         print(f"{start:6} to {stop:5}  {'  '.join(f'{loss:7.4f}' for loss in losses)}")
     figure = figure5({"before": before, "after": after}, train_length=asked.train_length)
     Path("position_loss.svg").write_text(as_svg(figure))
+    print("the figure: position_loss.svg")
 
 
 if __name__ == "__main__":

@@ -89,15 +89,17 @@ def main() -> None:
         others = [weight for weight in model.parameters() if weight.dim() < 2]  # s among them
         groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=3e-3)
-        for _ in range(steps):
+        name = "ssmax" if is_ssmax else "softmax"
+        for step in range(steps):
             loss = loss_of(model, seen, torch.randint(len(seen) - LENGTH - 1, (BATCH,)), LENGTH)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if step % 100 == 99:
+                print(f"{name:8} step {step + 1:4}  loss {loss.item():.3f}")
         with torch.no_grad():
             starts = torch.arange(0, len(unseen) - 4 * LENGTH - 1, 4096)
             inside, beyond = (loss_of(model, unseen, starts, n) for n in (LENGTH, 4 * LENGTH))
-        name = "ssmax" if is_ssmax else "softmax"
         print(f"{name:8} loss at {LENGTH}: {inside:.3f}, at {4 * LENGTH}: {beyond:.3f}")
 
 

@@ -18,6 +18,7 @@ import pictures
 import speed_page
 import ssmax
 from ssmax.cli.app import app
+from ssmax.train import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -118,11 +119,32 @@ def spoken() -> str:
 
 
 def test_messages_of_the_troubleshooting_page_are_real():
-    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    text = (ROOT / "docs" / "troubleshooting.md").read_text().split("## By place")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     assert len(messages) > 30
     said = spoken()
     assert [message for message in messages if message not in said] == []
+
+
+def test_every_message_leads_to_a_line_of_the_troubleshooting_page():
+    """By its room, where its words are not quoted; and every verb by its name."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text().split("## By place")[1]
+    for path in SOURCES:
+        raises = any(isinstance(node, ast.Raise) for node in ast.walk(ast.parse(path.read_text())))
+        room = path.relative_to(ROOT / "src" / "ssmax").parts[0].removesuffix(".py")
+        # What all rooms share passes on the words of others, or is quoted.
+        if raises and not room.startswith("_"):
+            assert f"`ssmax.{room}`" in text, path
+    for verb in typer.main.get_command(app).commands:
+        assert f"`{verb}`" in text, verb
+
+
+def test_the_glossary_is_in_order_and_names_every_preset():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    words = [word.strip("`= ").lower() for word in re.findall(r"^\| (.+?) \|", text, re.MULTILINE)]
+    assert words[1:] == sorted(words[1:])
+    (presets,) = re.findall(r"^\| preset \|.*: (.+) \|$", text, re.MULTILINE)
+    assert presets.split(", ") == list(PRETRAINING)
 
 
 def commands() -> list:

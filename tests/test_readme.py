@@ -5,11 +5,14 @@ numbers quoted are those of the records.
 import contextlib
 import csv
 import io
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+from ssmax.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,6 +50,25 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not link.startswith("http"):
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+FIGURES = re.findall(
+    r"^\| .+ \| `ssmax (reproduce .+)` \| (\d+) \|$", (ROOT / "README.md").read_text(), re.M
+)
+
+
+@pytest.mark.parametrize(("typed", "minutes"), FIGURES)
+def test_a_figure_takes_as_long_as_its_plan_says(typed, minutes, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert app.run([*typed.split(), "--dry-run"]) == 0
+    planned = re.search(r"about (\d+):(\d+) for", capsys.readouterr().out)
+    assert math.ceil(int(planned[1]) + int(planned[2]) / 60) == int(minutes)
+
+
+def test_every_figure_has_its_command():
+    named = {name for typed, _ in FIGURES for name in re.findall(r"figure\d", typed)}
+    # The other two are computed, without a plan.
+    assert named == {f"figure{number}" for number in (2, 4, 5, 6, 7, 8)}
 
 
 def cost_table() -> list[str]:

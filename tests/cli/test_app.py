@@ -7,7 +7,9 @@ import sys
 import time
 
 import pytest
+import typer.main
 
+import ssmax
 from ssmax.cli import app
 
 SHORT = [
@@ -31,7 +33,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_help_is_instant():
-    command = [sys.executable, "-m", "ssmax.cli", "--help"]
+    command = [sys.executable, "-m", "ssmax", "--help"]
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -44,17 +46,43 @@ def test_help_is_instant():
     assert out.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "reproduce", "report", "export", "convert", "doctor", "bench", "pretrain", "finetune",
-        "generate", "data", "data prepare", "data verify", "evaluate", "evaluate position-loss",
-        "evaluate needle", "evaluate needle-score", "evaluate fading", "evaluate all",
-    ],
-)  # fmt: skip
-def test_every_verb_has_help(verb, capsys):
-    assert app.run([*verb.split(), "--help"]) == 0
-    assert "Usage" in capsys.readouterr().out
+def verbs(command=None, path=()):
+    command = command or typer.main.get_command(app.app)
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from verbs(inner, (*path, name))
+
+
+@pytest.mark.parametrize("verb", [path for path, _ in verbs()], ids=" ".join)
+def test_the_help_of_every_verb_is_whole_on_a_narrow_terminal(verb, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert app.run([*verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage" in out
+    assert "..." not in out.replace("[ARGS]...", "").replace("{PIECE}...", "").replace(
+        "{PROMPT}...", ""
+    ), "a verb's first sentence does not fit"
+
+
+def test_every_option_says_what_it_is_and_a_name_is_said_in_one_way():
+    said = {}
+    for path, command in verbs():
+        for parameter in command.params:
+            if "--help" in parameter.opts:
+                continue
+            where = f"{' '.join(path)} {parameter.opts[0]}"
+            assert parameter.help and parameter.help.endswith("."), where
+            if parameter.param_type_name == "argument":
+                assert parameter.metavar.isupper(), f"{where}: an argument is written in capitals"
+            said.setdefault(parameter.opts[0], set()).add(parameter.help)
+    for name in ("--device", "--json", "--theta", "--set", "--file", "--resume", "--hf", "--open"):
+        # finetune's --hf is a switch: its model is the argument.
+        assert len(said[name]) == (2 if name == "--hf" else 1), (name, said[name])
+
+
+def test_the_version_is_told(capsys):
+    assert app.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"ssmax {ssmax.__version__}\n"
 
 
 def test_from_text_to_an_answer(home, capsys):
@@ -141,6 +169,7 @@ BAD = [
     ("report nowhere", "nowhere is no study"),
     ("report texts", "texts is no study"),
     ("evaluate needle texts", "texts is no run"),
+    ("convert tiny-b out", "ssmax export tiny-b OUT --to hf makes a Hugging Face model of it"),
     ("bench --heads 3 --key-heads 2", "--heads must be a multiple of --key-heads"),
     ("bench --dtype int8", "--dtype must be one of"),
     ("bench --tokens 0", "--tokens must be at least 1"),
@@ -195,10 +224,27 @@ def test_a_checkpoint_of_another_model_is_named(home, capsys):
     assert "is the checkpoint of another model" in capsys.readouterr().err
 
 
+def test_a_model_that_is_no_run_is_told_where_it_goes(tmp_path, capsys):
+    path = tmp_path / "config.json"
+    for content, message in (
+        ({"model_type": "llama"}, "evaluate --hf, finetune --hf and serve take it"),
+        ({"format": "ssmax-lm-1"}, "give the folder of the run that holds it"),
+    ):
+        path.write_text(json.dumps(content))
+        assert app.run(["generate", str(tmp_path), "hello"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_prompt_that_cannot_be_continued_is_not_shown(capsys):
+    assert app.run(["generate", "tiny-b", "hello", "--temperature", "-1"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "temperature must be at least 0" in told.err
+
+
 def test_a_disk_that_takes_no_more_is_one_line(prepared, tmp_path):
     """No file may grow past 64 KiB, which a checkpoint does; the journal does not."""
     typed = " ".join([*TINY, "--set", "run.batch_size=2", "--runs", "runs"])
-    command = f"ulimit -f 64; exec '{sys.executable}' -m ssmax.cli pretrain {typed} --data"
+    command = f"ulimit -f 64; exec '{sys.executable}' -m ssmax pretrain {typed} --data"
     done = subprocess.run(
         ["bash", "-c", f"{command} '{prepared / 'tokens'}'"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -218,7 +264,7 @@ def test_a_single_text_leaves_none_for_validation(home):
 
 def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
     command = [
-        sys.executable, "-m", "ssmax.cli", "pretrain", "--data", str(prepared / "tokens"), *TINY,
+        sys.executable, "-m", "ssmax", "pretrain", "--data", str(prepared / "tokens"), *TINY,
         "--set", "run.steps=100000",
     ]  # fmt: skip
     import signal

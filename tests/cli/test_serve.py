@@ -130,7 +130,7 @@ def _words() -> str:
 
 def test_a_process_drains_and_ends(tmp_path):
     write_run(tmp_path / "it")
-    command = [sys.executable, "-m", "ssmax.cli", "serve", str(tmp_path / "it"), "--port", "0",
+    command = [sys.executable, "-m", "ssmax", "serve", str(tmp_path / "it"), "--port", "0",
                "--device", "cpu"]  # fmt: skip
     told = []
     with subprocess.Popen(

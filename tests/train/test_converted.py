@@ -303,7 +303,7 @@ def test_two_ranks_are_one(models, tmp_path, run_ranks, parallel):
              "--device", "cpu"]  # fmt: skip
     for key, value in {**SHORT, "optim.lr": 1e-3, "run.parallel": parallel}.items():
         typed += ["--set", f"{key}={value}"]
-    run_ranks(2, "-m", "ssmax.cli", *typed)
+    run_ranks(2, "-m", "ssmax", *typed)
     losses = [
         [line["loss"] for line in read_journal(tmp_path / run / "journal.jsonl", "step")]
         for run in ("one", "two")

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+import ssmax
 from ssmax.cli.evaluate_verbs import evaluate_app
-from ssmax.cli.options import A_RUN, Device, Json
+from ssmax.cli.options import A_RUN, TINY, TOKENIZERS, Device, Json, OpenPage, Out, Theta
 from ssmax.tiny import is_shipped, run_folder
 
 app: typer.Typer = typer.Typer(
@@ -17,22 +18,42 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: the library's models, trained and tried from the command line.",
+    help="Scalable-Softmax: reproduce the paper, convert, train, measure and serve models.",
 )
 app.add_typer(evaluate_app, name="evaluate")
 data_app: typer.Typer = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Text to tokens."
+    no_args_is_help=True, rich_markup_mode=None, help="Text to tokens, and tokens checked."
 )
 app.add_typer(data_app, name="data")
 
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4; may be repeated."),
 ]
+File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")]
 OnNonfinite = Annotated[
     str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
 ]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"ssmax {ssmax.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_verbs(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_show_version, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Nothing but what stands before a verb."""
 
 
 def run(arguments: list[str]) -> int:
@@ -74,18 +95,21 @@ def data_prepare(
     source: Annotated[
         str,
         typer.Argument(
-            help="embedded, a file or folder of .txt/.jsonl/.parquet, hf:NAME, or tokens:PATH."
+            metavar="SOURCE",
+            help="embedded, a file or folder of .txt/.jsonl/.parquet, hf:NAME, or tokens:PATH.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    tokenizer: Annotated[
-        str, typer.Option(help="gpt2, gpt2-digits, bytes, small, or a tokenizer.json.")
-    ] = "gpt2",
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the tokens, for every --data.")
+    ],
+    tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZERS}.")] = "gpt2",
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
-    validation_fraction: Annotated[float, typer.Option(help="Share of the documents.")] = 0.005,
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of the documents that is kept for validation.")
+    ] = 0.005,
     text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
 ) -> None:
-    """Turn text into shards of tokens; interrupted, the same command goes on."""
+    """Turn text into shards of tokens. Stopped, the same command goes on."""
     from ssmax.cli.prepare import prepare_shown
 
     prepare_shown(
@@ -99,7 +123,11 @@ def data_prepare(
 
 
 @data_app.command("verify")
-def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder.")]) -> None:
+def data_verify(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Folder that ssmax data prepare wrote.")
+    ],
+) -> None:
     """Compare every shard with its checksum."""
     from ssmax.data.shards import ShardSet
     from ssmax.data.tasks import TRAIN, VALIDATION
@@ -114,7 +142,7 @@ def data_verify(folder: Annotated[Path, typer.Argument(help="A prepared folder."
 @app.command()
 def reproduce(
     preset: Annotated[
-        str, typer.Option(help="quick, gpu, paper, small or small:VARIANT.")
+        str, typer.Option(help="quick, small, small:VARIANT, gpu or paper.")
     ] = "quick",
     configs: Annotated[
         str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
@@ -124,19 +152,24 @@ def reproduce(
     ] = None,
     first_seed: Annotated[int, typer.Option(help="Seeds are counted from it.")] = 0,
     only: Annotated[
-        list[str] | None, typer.Option(help="figure1 to figure8; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="FIGURE", help="figure1 to figure8, or C1 to C8; may be repeated."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder that ssmax data prepare wrote; by default the preset's text."),
+    ] = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="Prepared tokens to measure on; by default the validation side."),
+        typer.Option(help="Likewise, to measure on; by default data's validation side."),
     ] = None,
     questions: Annotated[
-        str | None, typer.Option(help="Of fine-tuning: a file in SQuAD's format.")
+        str | None,
+        typer.Option(help="To fine-tune on: a file in SQuAD's format; by default the preset's."),
     ] = None,
     set_: Sets = None,
     workers: Annotated[
@@ -155,13 +188,13 @@ def reproduce(
     records: Annotated[
         Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
     ] = None,
-    open_page: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
-    ] = None,
+    open_page: OpenPage = None,
     json_: Json = False,
 ) -> int:
-    """The whole paper on this machine: train, measure, judge, draw. Stopped, it goes on."""
+    """The whole paper on this machine: train, measure, judge, draw.
+
+    Stopped, the same command goes on.
+    """
     from ssmax.cli.study import reproduce_shown
 
     return reproduce_shown(
@@ -191,10 +224,10 @@ def reproduce(
 def gather(
     folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
     archives: Annotated[
-        list[Path], typer.Argument(metavar="PIECE...", help="Files of reproduce --records.")
+        list[Path], typer.Argument(metavar="PIECE", help="Files of reproduce --records.")
     ],
 ) -> None:
-    """Put the pieces of a study that was made on several machines into one folder."""
+    """Put the pieces of a study, made on several machines, together."""
     from ssmax.cli.study import gather_shown
 
     gather_shown(archives, folder)
@@ -205,13 +238,13 @@ def report(
     folder: Annotated[
         Path, typer.Argument(metavar="STUDY", help="A study's folder, or one of results.")
     ],
-    open_page: Annotated[
-        bool | None,
-        typer.Option("--open/--no-open", help="Show the page; by default on a desktop."),
-    ] = None,
+    open_page: OpenPage = None,
     json_: Json = False,
 ) -> None:
-    """Judge and draw again what a study has measured; other results are shown side by side."""
+    """Judge and draw again what a study has measured.
+
+    Results of ssmax evaluate are shown side by side.
+    """
     from ssmax.cli.study import report_shown
 
     report_shown(folder, open_page=open_page, as_json=json_)
@@ -220,16 +253,19 @@ def report(
 @app.command()
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
+    out: Out,
     init: Annotated[
         str, typer.Option(help="identity, paper, anneal or clamp: where s and b start.")
     ] = "identity",
     train_length: Annotated[
         int | None, typer.Option(help="The length the model was trained at.")
     ] = None,
-    rule: Annotated[str, typer.Option(help="Any rule of the family.")] = "ssmax",
+    rule: Annotated[
+        str,
+        typer.Option(help="What multiplies the query: ssmax, or another rule of docs/rules.md."),
+    ] = "ssmax",
     bias: Annotated[
-        bool | None, typer.Option("--bias/--no-bias", help="By default as init needs it.")
+        bool | None, typer.Option("--bias/--no-bias", help="By default as --init needs it.")
     ] = None,
     layers: Annotated[str, typer.Option(help="full: those without a window; or all.")] = "full",
     attention: Annotated[str, typer.Option(help="self, or all: cross attention too.")] = "self",
@@ -244,7 +280,7 @@ def convert(
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Give a Hugging Face model Scalable-Softmax, verified, ready to train."""
+    """Give a Hugging Face model SSMax, verified and ready to train."""
     from ssmax.cli.convert import convert_shown
 
     convert_shown(
@@ -268,22 +304,26 @@ def export(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", parser=run_folder, help="A run, or the folder of a converted model."
+            metavar="MODEL",
+            parser=run_folder,
+            help=f"Folder of a run or of a converted model; or {TINY}.",
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")],
+    out: Out,
     to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
     weights: Annotated[str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")] = "float32",
     fit: Annotated[
         bool, typer.Option("--fit", help="Give up the heads' biases for the nearest s.")
     ] = False,
-    check_tokens: Annotated[int, typer.Option(help="Compared with the source.")] = 20_000,
+    check_tokens: Annotated[
+        int, typer.Option(help="How many tokens to compare with the source on.")
+    ] = 20_000,
     text: Annotated[
         Path | None, typer.Option(help="What to compare on; by default Python's own sources.")
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Write a model in a form that other engines run, checked against its source."""
+    """Write a model in a form that other engines run, and check it."""
     from ssmax.cli.export import export_shown
 
     export_shown(
@@ -305,7 +345,7 @@ def serve(
         typer.Argument(
             metavar="MODEL",
             parser=run_folder,
-            help="A run, a converted model's folder, or one that export wrote.",
+            help=f"Folder of a run, of a converted model, or one that export wrote; or {TINY}.",
         ),
     ],
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
@@ -318,7 +358,8 @@ def serve(
         typer.Option(envvar="SSMAX_API_KEY", help="Ask for this key; by default for none."),
     ] = None,
     max_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Of a prompt; by default 8192, or what the model has learnt.")
+        int | None,
+        typer.Option(help="Of a prompt; by default 8192, fewer where learnt positions end."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Of an answer.")] = 1024,
     max_batch: Annotated[int, typer.Option(help="Requests that are answered at a time.")] = 16,
@@ -327,11 +368,11 @@ def serve(
         int, typer.Option(help="For requests that run when the server is stopped.")
     ] = 30,
     tokenizer: Annotated[
-        str | None, typer.Option(help="gpt2, bytes, small or a path; by default the model's own.")
+        str | None, typer.Option(help=f"{TOKENIZERS}; by default the model's own.")
     ] = None,
     device: Device = None,
 ) -> None:
-    """Answer OpenAI's clients: completions and chats, streamed, many at a time."""
+    """Answer OpenAI's clients: completions and chats, many at a time."""
     from ssmax.cli.serve import serve_shown
 
     serve_shown(
@@ -352,7 +393,7 @@ def serve(
 
 @app.command()
 def doctor(json_: Json = False) -> int:
-    """What this machine has: torch, device, kernels, extras, disk; and what each lacks."""
+    """What this machine has for the work, and what it lacks."""
     from ssmax.cli.doctor import doctor_shown
 
     return doctor_shown(as_json=json_)
@@ -373,7 +414,7 @@ def bench(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """What SSMax costs over softmax on this machine, for a shape of your own."""
+    """What SSMax costs over softmax on this machine, for your shape."""
     from ssmax.cli.bench import bench_shown
 
     bench_shown(
@@ -392,18 +433,24 @@ def bench(
 def pretrain(
     preset: Annotated[str, typer.Option(help="quick, small, gpu or paper.")] = "quick",
     config: Annotated[
-        str, typer.Option(help="a, b, c, d, f, probe, temperature, or a rule's name.")
+        str, typer.Option(help="a (softmax), b (SSMax), c, d, f, probe, or a rule's name.")
     ] = "b",
-    data: Annotated[Path | None, typer.Option(help="Prepared tokens.")] = None,
-    name: Annotated[str | None, typer.Option(help="Of the run; by default preset-config.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder that ssmax data prepare wrote; by default the preset's text."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the run; by default PRESET-CONFIG.")] = None,
     runs: Runs = Path("runs"),
-    file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
+    file: File = None,
     set_: Sets = None,
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Train a model from scratch; without --data on text that every Python carries."""
+    """Train a model of the paper's kind from scratch.
+
+    The quick preset's text is that which every Python carries.
+    """
     from ssmax.cli.prepare import default_data
     from ssmax.train import PRETRAINING, configured, joined_world
     from ssmax.train import pretrain as run_pretraining
@@ -433,40 +480,46 @@ def finetune(
         typer.Argument(
             metavar="RUN",
             parser=run_folder,
-            help="The run whose model learns to answer; with --hf a converted model.",
+            help=f"{A_RUN} With --hf a converted model's folder.",
         ),
     ],
     hf: Annotated[
-        bool, typer.Option("--hf", help="RUN is a folder that ssmax convert wrote.")
+        bool,
+        typer.Option("--hf", help="RUN is a folder that ssmax convert wrote, or an adapter's."),
     ] = False,
     adapter_base: Annotated[
         str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="With --hf: prepared tokens instead of questions.")
+        Path | None,
+        typer.Option(help="With --hf: text that ssmax data prepare wrote, instead of questions."),
     ] = None,
     only_ssmax: Annotated[
         bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
     ] = False,
     questions: Annotated[
-        str | None, typer.Option(help="A file in SQuAD's format; by default they are invented.")
+        str | None,
+        typer.Option(
+            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text. "
+            "By default hidden for quick runs, else invented."
+        ),
     ] = None,
     config: Annotated[
         str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run; by default the base's, -qa or -tuned.")
+        str | None, typer.Option(help="Of the run; by default RUN-qa, with --hf RUN-tuned.")
     ] = None,
     runs: Annotated[
-        Path | None, typer.Option(help="Folder of all runs; the base's, with --hf runs.")
+        Path | None, typer.Option(help="Folder of all runs; by default RUN's, with --hf runs.")
     ] = None,
-    file: Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")] = None,
+    file: File = None,
     set_: Sets = None,
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Teach a pretrained model to answer questions, as the paper's table 3 does.
+    """Teach a run's model to answer questions, as in table 3.
 
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
@@ -541,12 +594,16 @@ def _ended(outcome, folder: Path, go_on: str, then: str | None = None) -> int:
 @app.command()
 def generate(
     folder: Annotated[Path, typer.Argument(metavar="RUN", parser=run_folder, help=A_RUN)],
-    prompts: Annotated[list[str], typer.Argument(help="One or more texts to continue.")],
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
+    ],
     max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Of the likeliest so many.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Of the likeliest with this mass.")] = None,
-    theta: Annotated[float | None, typer.Option(help="Another base for the rotation.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest that have this mass together.")
+    ] = None,
+    theta: Theta = None,
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
     device: Device = None,
 ) -> None:
@@ -563,8 +620,6 @@ def generate(
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
     is_alone = len(prompts) == 1
-    if is_alone:
-        print(prompts[0], end="", flush=True)
     shown = ""
     for step in model.stream(
         [tokenizer.encode(prompt) for prompt in prompts],
@@ -580,11 +635,11 @@ def generate(
                 row.append(token)
         if is_alone:
             # A character may be several tokens; the last one is shown when it is whole.
-            text = tokenizer.decode(new[0]).rstrip("\ufffd")
+            text = prompts[0] + tokenizer.decode(new[0]).rstrip("\ufffd")
             print(text[len(shown) :], end="", flush=True)
             shown = text
     if is_alone:
-        print()
+        print("" if shown else prompts[0])
     else:
         for prompt, row in zip(prompts, new, strict=True):
             print(f"{prompt}{tokenizer.decode(row)}\n---")

@@ -8,6 +8,8 @@ from typing import Any
 
 from ssmax._extras import require
 from ssmax.data.tokenizer import FILE
+from ssmax.tiny import run_folder
+from ssmax.train.journal import JOURNAL
 
 
 def convert_shown(
@@ -34,6 +36,10 @@ def convert_shown(
         raise ValueError("--adapter writes s and b alone, without a model for --remote-code")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is not an empty folder; give another one")
+    if (run_folder(source) / JOURNAL).is_file():
+        raise ValueError(
+            f"{source} is a run; ssmax export {source} OUT --to hf makes a Hugging Face model of it"
+        )
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
     if not hasattr(model.config, "ssmax"):

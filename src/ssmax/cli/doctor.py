@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ENOUGH_GIB = 5.0
-"""Of disk: what the quick study writes, with room to spare."""
+"""Of disk: what a study of the quick preset writes, with room to spare."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def _device() -> Iterator[Check]:
 
     yield Check(name="cores", state="fine", found=f"{cores()} of {os.cpu_count()} for this process")
     if not torch.cuda.is_available():
-        advice = "the quick study needs none; the gpu study takes an hour with one"
+        advice = "the quick preset needs none; small, gpu and paper do"
         yield Check(name="gpu", state="missing", found="none that torch can use", advice=advice)
         return
     for index in range(torch.cuda.device_count()):

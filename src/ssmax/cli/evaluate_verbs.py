@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ssmax.cli.options import A_RUN, Device, Json
+from ssmax.cli.options import A_RUN, TOKENIZERS, Data, Device, Json, Theta
 from ssmax.tiny import run_folder
 
 evaluate_app: typer.Typer = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="What the paper measures, of a run."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="What the paper measures, of a run or of Hugging Face models.",
 )
 
 Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
@@ -25,28 +27,25 @@ Measure = Callable[..., None]
 def _each_model(
     measure: Measure,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", parser=run_folder, help=A_RUN)
+        Path | None, typer.Argument(metavar="RUN", parser=run_folder, help=f"{A_RUN} Or --hf.")
     ] = None,
     hf: Annotated[
         list[str] | None,
         typer.Option(
-            "--hf", metavar="MODEL", help="A folder or a name on the Hub; may be repeated."
+            "--hf", metavar="MODEL", help="A folder, or a name on the Hub; may be repeated."
         ),
     ] = None,
     adapter: Annotated[
-        Path | None, typer.Option(help="Measure the --hf model with this adapter's s beside it.")
+        Path | None, typer.Option(help="Measure the --hf model without and with this adapter.")
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option("--tokenizer", help="For --hf; by default the model's own.")
+        str | None, typer.Option(help=f"For --hf: {TOKENIZERS}; by default the model's own.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Prepared tokens; by default the run's.")
-    ] = None,
-    theta: Annotated[
-        float | None, typer.Option(help="Base of the rotation; by default the run's.")
-    ] = None,
+    data: Data = None,
+    theta: Theta = None,
     rule: Annotated[
-        str | None, typer.Option(help="Replace the attention's rule first: e's is ssmax.")
+        str | None,
+        typer.Option(help="Replace the run's rule first; ssmax makes configuration e of a."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     device: Device = None,
@@ -81,7 +80,7 @@ def _of_models(verb: Callable[..., Measure]) -> Callable[..., None]:
 @_of_models
 def position_loss(
     length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
-    documents: Annotated[int, typer.Option(help="How many.")] = 32,
+    documents: Annotated[int, typer.Option(help="How many documents.")] = 32,
     batch: Annotated[int, typer.Option(help="Documents at a time.")] = 1,
 ) -> Measure:
     """The loss at every position of long documents: figure 5."""
@@ -96,15 +95,23 @@ def position_loss(
 @_of_models
 def needle(
     lengths: Annotated[
-        list[int] | None, typer.Option("--length", help="Tokens of a context; may be repeated.")
+        list[int] | None,
+        typer.Option(
+            "--length",
+            metavar="TOKENS",
+            help="Of a context; may be repeated. By default 1, 2 and 4 training lengths.",
+        ),
     ] = None,
-    depths: Annotated[int, typer.Option(help="Depths from start to end, evenly.")] = 11,
-    trials: Annotated[int, typer.Option(help="Of a cell.")] = 20,
+    depths: Annotated[int, typer.Option(help="How many, evenly from start to end.")] = 11,
+    trials: Annotated[int, typer.Option(help="Of every depth in every context.")] = 20,
     digits: Digits = 7,
     batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
     seed: Seed = 0,
 ) -> Measure:
-    """A number hidden in a text and asked for: figure 6. Stopped, it goes on where it was."""
+    """A number hidden in a text and asked for: figure 6.
+
+    Stopped, the same command goes on.
+    """
     from ssmax.cli import evaluate
 
     return functools.partial(
@@ -121,13 +128,18 @@ def needle(
 @evaluate_app.command("needle-score")
 @_of_models
 def needle_score(
-    length: Annotated[int | None, typer.Option(help="Tokens of a context.")] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of a context; by default 2 training lengths.")
+    ] = None,
     trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
     depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
     digits: Digits = 7,
     seed: Seed = 0,
 ) -> Measure:
-    """Attention from the end of the prompt to the hidden number: figures 7 and 8."""
+    """Attention from the prompt's end to the hidden number.
+
+    What figures 7 and 8 show.
+    """
     from ssmax.cli import evaluate
 
     return functools.partial(
@@ -139,7 +151,7 @@ def needle_score(
 @_of_models
 def fading(
     length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
-    documents: Annotated[int, typer.Option(help="How many.")] = 8,
+    documents: Annotated[int, typer.Option(help="How many documents.")] = 8,
 ) -> Measure:
     """How sharp attention is, head by head, as the context grows."""
     from ssmax.cli import evaluate
@@ -152,12 +164,17 @@ def fading(
 def everything(
     length: Annotated[int, typer.Option(help="Tokens of a document and of a context.")] = 1024,
     documents: Annotated[int, typer.Option(help="How many, for losses and fading.")] = 8,
-    depths: Annotated[int, typer.Option(help="Of needles, from start to end.")] = 5,
+    depths: Annotated[
+        int, typer.Option(help="Of needles: how many, evenly from start to end.")
+    ] = 5,
     trials: Annotated[int, typer.Option(help="Of every depth, and of needle scores.")] = 10,
     digits: Digits = 7,
     seed: Seed = 0,
 ) -> Measure:
-    """All four at one length; --hf BEFORE --hf AFTER shows them side by side."""
+    """All four at one length.
+
+    --hf BEFORE --hf AFTER shows them side by side.
+    """
     from ssmax.cli import evaluate
 
     return functools.partial(

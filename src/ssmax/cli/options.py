@@ -1,9 +1,23 @@
-"""Options that verbs share."""
+"""Options that verbs share: one name, one wording."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-A_RUN = "A run's folder; or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package."
+TINY = "tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package"
+A_RUN = f"A run's folder; or {TINY}."
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder that ssmax data prepare wrote; by default the run's."),
+]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
 Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
+OpenPage = Annotated[
+    bool | None, typer.Option("--open/--no-open", help="Show the page; by default on a desktop.")
+]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")]
+Theta = Annotated[
+    float | None, typer.Option(help="Base of the rotary frequencies; by default the run's.")
+]
+TOKENIZERS = "gpt2, gpt2-digits, bytes, small, or the path of a tokenizer.json"

@@ -92,9 +92,13 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     """The configuration that a run was started with."""
     path = folder / CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} is no run: it holds no {CONFIG}")
+        raise ValueError(f"{folder} is no run: it holds no {CONFIG}; ssmax pretrain makes one")
     try:
         values = json.loads(path.read_text())
+        if "model_type" in values:
+            raise ValueError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
+        if "format" in values:
+            raise ValueError("it is a model's; give the folder of the run that holds it")
         values.pop("provenance", None)
         return kind.from_dict(values)
     except (json.JSONDecodeError, AttributeError, ValueError) as error:

@@ -1,5 +1,0 @@
-"""python -m ssmax.cli."""
-
-from ssmax.cli import main
-
-main()

@@ -240,10 +240,12 @@ def _commit() -> str:
     """The commit of this checkout; SSMAX_COMMIT says it for a copy without git."""
     if given := os.environ.get("SSMAX_COMMIT"):
         return given
-    here = Path(__file__).parent
+    here = Path(__file__)
     try:
-        commit = _git(here, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(here, "status", "--porcelain", "-uno") else "")
+        # An environment may lie within the repository of someone else, whose commit says nothing.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        commit = _git(here.parent, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(here.parent, "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -48,6 +48,8 @@ def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) 
     """s log n + b, the factor of Scalable-Softmax."""
     check_num_keys(num_keys)
     check_no_nan("s", s)
+    if bias is not None:
+        check_no_nan("bias", bias)
     return unchecked_ssmax_factor(num_keys, s, bias)
 
 
@@ -133,8 +135,9 @@ def check_num_keys(num_keys: int | Tensor) -> None:
     smallest = num_keys.min().item() if isinstance(num_keys, Tensor) else num_keys
     largest = num_keys.max().item() if isinstance(num_keys, Tensor) else num_keys
     if not 1 <= smallest <= largest < math.inf:
+        wrong = largest if smallest >= 1 else smallest
         raise ValueError(
-            f"num_keys must be at least 1 (log n is taken) and finite, got {smallest:g}; "
+            f"num_keys must be at least 1 (log n is taken) and finite, got {wrong:g}; "
             "a query that sees nothing has n = 1"
         )
 

@@ -237,6 +237,7 @@ def visibility(
         _check_mask(attn_mask, is_causal, num_queries, num_keys, batch, num_heads)
     if key_padding_mask is not None:
         _check_keep(key_padding_mask, num_keys, batch)
+        batch = key_padding_mask.shape[0]
     if cu_seqlens is not None:
         _check_cu_seqlens(cu_seqlens, num_queries, num_keys)
     if positions is not None:

@@ -265,10 +265,10 @@ def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
 def test_dropout_keeps_the_mean(name, backend):
     case = long_case(name, batch=2, heads=2, width=8, dtype=torch.float32)
     torch.manual_seed(0)
-    plain = ssmax_attention(case.q, case.k, case.v, case.s, **case.options)
+    inputs = (case.q, case.k, case.v, case.s)
+    plain = ssmax_attention(*inputs, **case.options, backend=backend)
     runs = [
-        ssmax_attention(case.q, case.k, case.v, case.s, **case.options, dropout_p=0.3)
-        for _ in range(6)
+        ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend) for _ in range(6)
     ]
     assert not torch.equal(runs[0], runs[1])
     mean_error = (torch.stack(runs).mean(0) - plain).mean().abs().item()

@@ -54,6 +54,17 @@ def test_the_commit_is_that_of_the_code_or_unknown(monkeypatch, tmp_path):
     assert commit() == git("rev-parse", "--short=12", "HEAD") + "+"
 
 
+def test_records_come_back_as_they_were_written(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [row(milliseconds=0.1 + 0.2), row(error=float("inf"))]
+    whole = "".join(map(records.to_json_line, rows))
+    path.write_text(whole + whole[:50])
+    assert records.read_jsonl(path, records.BenchmarkRow) == rows, "but for the line cut short"
+    path.write_text(whole + "{}\n")
+    with pytest.raises(ValueError, match=r"rows.jsonl:3 is no BenchmarkRow: 'provenance'"):
+        records.read_jsonl(path, records.BenchmarkRow)
+
+
 def test_any_change_of_a_configuration_changes_its_hash():
     assert records.config_hash({"a": 1, "b": 2}) == records.config_hash({"b": 2, "a": 1})
     assert records.config_hash({"a": 1}) != records.config_hash({"a": 2})

@@ -63,17 +63,18 @@ class BenchmarkRow:
     competitor: str
     shape: str
     mode: str
-    """forward, forward+backward or decode."""
+    """What was timed: forward, forward+backward, decode, a step, or a whole measurement."""
     milliseconds: float
     """Median."""
     ratio: float
-    """Times the yardstick of the same run."""
+    """Times the yardstick of the same run; 1 where there is none."""
     peak_mib: float
     """Largest memory allocated; 0 where it was not measured."""
     memory_ratio: float
     """Peak memory times the yardstick's; 0 where it was not measured."""
     error: float
-    """Largest deviation from the float64 oracle, relative to its largest value; inf where wrong."""
+    """Largest relative deviation from what the benchmark checks against; 0 where it must be equal
+    or nothing is checked."""
     provenance: Provenance
 
 

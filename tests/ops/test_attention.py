@@ -63,7 +63,7 @@ def test_long_rows_agree_with_eager(name, backend):
 
 
 @pytest.mark.parametrize("extra", [{}, {"key_heads": 2}, {"dropout_p": 0.1}], ids=str)
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("name", sorted(SITUATIONS.keys() - {"decode"}))
 def test_no_square_tensor_is_made_forward_or_backward(name, extra):
     case = long_case(
         name,
@@ -76,9 +76,8 @@ def test_no_square_tensor_is_made_forward_or_backward(name, extra):
     square = case.q.shape[0] * case.q.shape[2] * case.k.shape[2]
     with LargestTensor() as watch:
         ssmax_attention(*leaves, **case.options).sum().backward()
-    if case.q.shape[2] > 1:
-        heads = case.q.shape[1] if extra.get("dropout_p") else 1
-        assert watch.elements < 0.6 * heads * square
+    heads = case.q.shape[1] if extra.get("dropout_p") else 1
+    assert watch.elements < 0.6 * heads * square
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

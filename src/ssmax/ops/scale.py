@@ -95,15 +95,13 @@ def qwen_logn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
     return entropy_invariant_factor(num_keys, train_length).clamp_min(1.0)
 
 
-def llama4_factor(num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 8192) -> Tensor:
+def llama4_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
     """1 + beta log(1 + floor(n / L0)): Llama 4 counts n, the position plus one."""
     (steps,) = _per_head(1 + torch.as_tensor(num_keys) // floor_length)
     return 1.0 + beta * steps.log()
 
 
-def ministral3_factor(
-    num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 16384
-) -> Tensor:
+def ministral3_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
     """1 + beta log(1 + floor((n - 1) / L0)): Ministral 3 counts the position, n - 1."""
     return llama4_factor(torch.as_tensor(num_keys) - 1, beta, floor_length)
 

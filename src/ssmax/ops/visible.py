@@ -259,7 +259,10 @@ def visibility(
 
 
 def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
-    """n along dim of a mask: True (or, additive, not -inf) is visible; integers, at least 1."""
+    """n along dim of a mask: integers, at least 1.
+
+    True is visible; of an additive mask, all but -inf and what is too low to leave any weight.
+    """
     if mask.dtype == torch.bool:
         visible = mask
     elif mask.is_floating_point():
@@ -290,6 +293,7 @@ def visible_keys(
     query itself and the W - 1 keys before it; a pair (left, right) is FlashAttention's.
     `cu_seqlens` are the bounds of packed documents, from 0 to the number of keys. `positions` count
     each query from the start of its document. `key_padding_mask` (B, S) is True for tokens.
+    `device` is where n is made: that of the tensors, or the CPU where there are none.
     """
     sight = visibility(
         num_queries,

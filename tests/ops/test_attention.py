@@ -262,7 +262,7 @@ def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
 @pytest.mark.parametrize("backend", ["auto", "math", "eager"])
 @pytest.mark.parametrize("name", ["causal", "padded", "window"])
 def test_dropout_keeps_the_mean(name, backend):
-    case = long_case(name, batch=2, heads=2, width=8, dtype=torch.float32)
+    case = long_case(name, batch=2, heads=1, width=8, dtype=torch.float32)
     torch.manual_seed(0)
     inputs = (case.q, case.k, case.v, case.s)
     plain = ssmax_attention(*inputs, **case.options, backend=backend)

@@ -264,14 +264,13 @@ def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
 def test_dropout_keeps_the_mean(name, backend):
     case = long_case(name, batch=2, heads=1, width=8, dtype=torch.float32)
     torch.manual_seed(0)
-    inputs = (case.q, case.k, case.v, case.s)
+    # Of values that are all 1 the output is the sum of the weights.
+    inputs = (case.q, case.k, torch.ones_like(case.v), case.s)
     plain = ssmax_attention(*inputs, **case.options, backend=backend)
-    runs = [
-        ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend) for _ in range(6)
-    ]
-    assert not torch.equal(runs[0], runs[1])
-    mean_error = (torch.stack(runs).mean(0) - plain).mean().abs().item()
-    assert mean_error < 0.01
+    dropped = ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend)
+    again = ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend)
+    assert not torch.equal(dropped, again)
+    assert dropped.mean().item() == pytest.approx(plain.mean().item(), abs=0.03)
 
 
 @pytest.mark.parametrize("backend", ["auto", "math", "eager"])

@@ -159,6 +159,8 @@ def main() -> None:
             out = subprocess.run(command, capture_output=True, text=True, check=False)
             if out.returncode:
                 print(f"{case!s:12} {name:40} failed: {out.stderr.strip()[-300:]}", flush=True)
+                if not base:
+                    break  # without the yardstick there is no ratio
                 continue
             found = json.loads(out.stdout.strip().splitlines()[-1].removeprefix("result "))
             base = base or found

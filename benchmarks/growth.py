@@ -3,10 +3,10 @@
     python benchmarks/growth.py attention     # a GPU, two minutes
     python benchmarks/growth.py model         # a GPU, five minutes: 30 M to 1.6 B parameters
 
-Attention, forward and backward: ours against compiled RoPE + cuDNN softmax, as in
-attention_cost.py, one thing growing at a time. Models: steps of ours with SSMax against the plain
-loop, as in train_speed.py, each in a process of its own. Rows are appended to
-benchmarks/results.csv.
+Attention, forward and backward: ours against compiled RoPE + cuDNN softmax, one thing growing at a
+time. Models: steps of ours with SSMax against the plain loop, each in a process of its own. What
+runs is what attention_cost.py and train_speed.py check before they time it; here nothing is
+checked. Rows are appended to benchmarks/results.csv.
 """
 
 import argparse
@@ -69,8 +69,7 @@ def grow_attention(out: Path) -> None:
         for turn in range(ROUNDS):
             for key in random.Random(turn).sample(list(runs), len(runs)):
                 times[key].append(milliseconds(runs[key], on_gpu=True, as_graph=True))
-        write(out, "growth", str(shape), "forward+backward", times, peaks, name,
-              dataclasses.asdict(shape))  # fmt: skip
+        write(out, str(shape), "forward+backward", times, peaks, name, dataclasses.asdict(shape))
 
 
 def config_of(size: str, rule: str) -> tuple[LMConfig, int]:
@@ -98,10 +97,10 @@ def grow_models(out: Path) -> None:
                 parameters = LM(config).num_parameters
             shape = f"{size} B{batch} T{config.train_length}"
             print(f"{size}: {parameters:,} parameters")
-            write(out, "growth", shape, "step", times, peaks, name, config.to_dict())
+            write(out, shape, "step", times, peaks, name, config.to_dict())
 
 
-def write(out, benchmark, shape, mode, times, peaks, device, config) -> None:
+def write(out, shape, mode, times, peaks, device, config) -> None:
     """Rows of one shape; the first competitor is the yardstick."""
     provenance = Provenance.here(config=config, device=device, seed=SEED)
     base, *_ = times
@@ -112,7 +111,7 @@ def write(out, benchmark, shape, mode, times, peaks, device, config) -> None:
         print(f"{shape:28} {key:34} {median:10.3f} ms  x {median / unit:.4f}", flush=True)
         rows.append(
             BenchmarkRow(
-                benchmark=benchmark,
+                benchmark="growth",
                 competitor=key,
                 shape=shape,
                 mode=mode,

@@ -160,7 +160,7 @@ def train_some(
     if name == PLAIN:
         model: nn.Module = PlainModel(config).to(device)
         model.load_state_dict(plain_weights(LM(config)))
-        loss: nn.Module = torch.compile(model) if on_gpu else model  # pyright: ignore
+        loss: nn.Module = torch.compile(model) if on_gpu else model
     else:
         model = LM(config)
         loss = build(model, run, world)

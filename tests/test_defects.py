@@ -1,6 +1,6 @@
 """Mistakes of published code, each as a test that fails on it.
 
-Every test runs the mistake itself as well, so that it is known to be able to fail.
+Where the mistake is more than a line, it is run as well: the test is known to be able to fail.
 """
 
 import math

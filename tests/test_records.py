@@ -29,14 +29,40 @@ def test_provenance_says_where_a_number_comes_from(monkeypatch):
     assert records.Provenance.here(config={}, device="", seed=0).commit == "abc"
 
 
-def test_outside_git_the_commit_is_unknown(monkeypatch):
+def test_the_commit_is_that_of_the_code_or_unknown(monkeypatch, tmp_path):
+    """Outside git, and where the package is installed within someone else's repository."""
     monkeypatch.delenv("SSMAX_COMMIT", raising=False)
+    monkeypatch.setattr(records, "__file__", str(tmp_path / "records.py"))
+    (tmp_path / "records.py").touch()
 
-    def fail(*_, **__):
-        raise subprocess.CalledProcessError(128, "git")
+    def commit():
+        return records.Provenance.here(config={}, device="", seed=0).commit
 
-    monkeypatch.setattr(records.subprocess, "run", fail)
-    assert records.Provenance.here(config={}, device="", seed=0).commit == "unknown"
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert commit() == "unknown"
+    git("init")
+    git("commit", "--allow-empty", "--message", "theirs")
+    assert commit() == "unknown"
+    git("add", "records.py")
+    git("commit", "--message", "ours")
+    assert commit() == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "records.py").write_text("changed")
+    assert commit() == git("rev-parse", "--short=12", "HEAD") + "+"
+
+
+def test_records_come_back_as_they_were_written(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [row(milliseconds=0.1 + 0.2), row(error=float("inf"))]
+    whole = "".join(map(records.to_json_line, rows))
+    path.write_text(whole + whole[:50])
+    assert records.read_jsonl(path, records.BenchmarkRow) == rows, "but for the line cut short"
+    path.write_text(whole + "{}\n")
+    with pytest.raises(ValueError, match=r"rows.jsonl:3 is no BenchmarkRow: 'provenance'"):
+        records.read_jsonl(path, records.BenchmarkRow)
 
 
 def test_any_change_of_a_configuration_changes_its_hash():

@@ -63,17 +63,18 @@ class BenchmarkRow:
     competitor: str
     shape: str
     mode: str
-    """forward, forward+backward or decode."""
+    """What was timed: forward, forward+backward, decode, a step, or a whole measurement."""
     milliseconds: float
     """Median."""
     ratio: float
-    """Times the yardstick of the same run."""
+    """Times the yardstick of the same run; 1 where there is none."""
     peak_mib: float
     """Largest memory allocated; 0 where it was not measured."""
     memory_ratio: float
     """Peak memory times the yardstick's; 0 where it was not measured."""
     error: float
-    """Largest deviation from the float64 oracle, relative to its largest value; inf where wrong."""
+    """Largest relative deviation from what the benchmark checks against; 0 where it must be equal
+    or nothing is checked."""
     provenance: Provenance
 
 
@@ -240,10 +241,12 @@ def _commit() -> str:
     """The commit of this checkout; SSMAX_COMMIT says it for a copy without git."""
     if given := os.environ.get("SSMAX_COMMIT"):
         return given
-    here = Path(__file__).parent
+    here = Path(__file__)
     try:
-        commit = _git(here, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(here, "status", "--porcelain", "-uno") else "")
+        # An environment may lie within the repository of someone else, whose commit says nothing.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        commit = _git(here.parent, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(here.parent, "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -85,6 +85,13 @@ def test_rules_compute_what_the_functions_do():
     assert torch.equal(module(N), rules.ssmax_factor(N, module.scale, module.bias))
     stepped = SSMaxScale(2, "llama4", beta=0.3, floor_length=8)
     assert torch.equal(stepped(N)[0], rules.llama4_factor(N, 0.3, 8))
+    far = torch.tensor([8191, 8192, 16384, 16385])
+    as_published = {
+        "llama4": rules.llama4_factor(far, 0.1, 8192),
+        "ministral3": rules.ministral3_factor(far, 0.1, 16384),
+    }
+    for rule, factor in as_published.items():
+        assert torch.equal(SSMaxScale(2, rule)(far)[0], factor)
 
 
 @pytest.mark.parametrize(

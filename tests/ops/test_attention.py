@@ -63,7 +63,7 @@ def test_long_rows_agree_with_eager(name, backend):
 
 
 @pytest.mark.parametrize("extra", [{}, {"key_heads": 2}, {"dropout_p": 0.1}], ids=str)
-@pytest.mark.parametrize("name", SITUATIONS)
+@pytest.mark.parametrize("name", sorted(SITUATIONS.keys() - {"decode"}))
 def test_no_square_tensor_is_made_forward_or_backward(name, extra):
     case = long_case(
         name,
@@ -76,9 +76,8 @@ def test_no_square_tensor_is_made_forward_or_backward(name, extra):
     square = case.q.shape[0] * case.q.shape[2] * case.k.shape[2]
     with LargestTensor() as watch:
         ssmax_attention(*leaves, **case.options).sum().backward()
-    if case.q.shape[2] > 1:
-        heads = case.q.shape[1] if extra.get("dropout_p") else 1
-        assert watch.elements < 0.6 * heads * square
+    heads = case.q.shape[1] if extra.get("dropout_p") else 1
+    assert watch.elements < 0.6 * heads * square
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -263,16 +262,15 @@ def test_autocast_lowers_the_dtype_as_for_sdpa_on_every_backend():
 @pytest.mark.parametrize("backend", ["auto", "math", "eager"])
 @pytest.mark.parametrize("name", ["causal", "padded", "window"])
 def test_dropout_keeps_the_mean(name, backend):
-    case = long_case(name, batch=2, heads=2, width=8, dtype=torch.float32)
+    case = long_case(name, batch=2, heads=1, width=8, dtype=torch.float32)
     torch.manual_seed(0)
-    plain = ssmax_attention(case.q, case.k, case.v, case.s, **case.options)
-    runs = [
-        ssmax_attention(case.q, case.k, case.v, case.s, **case.options, dropout_p=0.3)
-        for _ in range(6)
-    ]
-    assert not torch.equal(runs[0], runs[1])
-    mean_error = (torch.stack(runs).mean(0) - plain).mean().abs().item()
-    assert mean_error < 0.01
+    # Of values that are all 1 the output is the sum of the weights.
+    inputs = (case.q, case.k, torch.ones_like(case.v), case.s)
+    plain = ssmax_attention(*inputs, **case.options, backend=backend)
+    dropped = ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend)
+    again = ssmax_attention(*inputs, **case.options, dropout_p=0.3, backend=backend)
+    assert not torch.equal(dropped, again)
+    assert dropped.mean().item() == pytest.approx(plain.mean().item(), abs=0.03)
 
 
 @pytest.mark.parametrize("backend", ["auto", "math", "eager"])

@@ -37,7 +37,7 @@ def test_one_graph_serves_every_length(impl, device):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attention_block, fullgraph=True, backend=counter)
-    for tokens in (16, 24, 33, 40, 57, 64, 65, 100):
+    for tokens in (16, 24, 33, 5, 17, 40):
         inputs = make(tokens, device)
         for ours, eager in zip(
             gradients(lambda *x: compiled(*x, impl), inputs),

@@ -48,12 +48,12 @@ def test_value_and_gradient_are_those_of_the_logits(impl, reduction, device):
 
 
 def test_gradcheck(impl, device):
-    # Few numbers: each is moved twice, and Triton's interpreter takes its time.
-    hidden, weight, targets = make(device, tokens=(1, 8))
-    hidden, weight = (x[..., :3].detach().requires_grad_() for x in (hidden, weight[:20]))
-    targets = torch.where(targets < 0, targets, targets % 20)
+    # Along one direction instead of number by number: Triton's interpreter takes its time.
+    hidden, weight, targets = make(device, tokens=(1, 12))
     torch.autograd.gradcheck(
-        lambda h, w: linear_cross_entropy(h, w, targets, impl=impl), (hidden, weight)
+        lambda h, w: linear_cross_entropy(h, w, targets, impl=impl),
+        (hidden, weight),
+        fast_mode=True,
     )
 
 
@@ -123,11 +123,10 @@ def test_autocast_takes_its_dtype_and_keeps_float32_gradients(impl, device):
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_made(impl, device):
-    hidden, weight, _ = make(device, tokens=(4, 100))
-    targets = torch.randint(0, 50, (4, 100), device=device)
+    hidden, weight, targets = make(device, tokens=(3, 40))
     with LargestTensor() as watch:
         linear_cross_entropy(hidden, weight, targets, impl=impl).backward()
-    assert watch.elements <= 400 * 16 < 400 * 50
+    assert watch.elements <= 120 * 16 < 120 * 50
 
 
 @pytest.mark.parametrize("gradient", [False, True])

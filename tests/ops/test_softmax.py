@@ -1,4 +1,4 @@
-"""The function itself: its laws, its bounds, its critical gap."""
+"""The function itself: its laws, its bounds, its critical lead."""
 
 import math
 
@@ -53,10 +53,10 @@ def test_hidden_entries_are_as_absent_ones(s, n, seed):
 
 
 @given(st.floats(0.01, 4.0), st.integers(2, 2_000), st.floats(0.0, 30.0))
-def test_the_bounds_meet_where_all_gaps_are_equal(s, n, gap):
+def test_the_bounds_meet_where_all_leads_are_equal(s, n, lead):
     z = torch.zeros(n, dtype=torch.float64)
-    z[-1] = gap
-    assert ssmax(z, s).max().item() == pytest.approx(1 / (1 + (n - 1) * n ** (-s * gap)), rel=1e-9)
+    z[-1] = lead
+    assert ssmax(z, s).max().item() == pytest.approx(1 / (1 + (n - 1) * n ** (-s * lead)), rel=1e-9)
 
 
 @given(st.floats(0.01, 4.0), st.integers(2, 500), SEED)
@@ -69,17 +69,17 @@ def test_the_largest_output_lies_between_the_bounds_of_the_paper(s, n, seed):
 
 
 @given(st.floats(0.1, 4.0), st.floats(0.02, 1.0), st.integers(100, 4_000))
-def test_the_critical_gap_is_one_over_s_whatever_n_is(s, margin, n):
+def test_the_critical_lead_is_one_over_s_whatever_n_is(s, margin, n):
     """A lead above 1/s grows towards all the weight with n, one below it fades."""
     above, below = (1 + margin) / s, (1 - margin) / s
     outputs = {}
-    for gap in (above, below):
-        for length in (n, 64 * n):
+    for lead in (above, below):
+        for length in (n, 8 * n):
             z = torch.zeros(length, dtype=torch.float64)
-            z[0] = gap
-            outputs[gap, length] = ssmax(z, s)[0].item()
-    assert outputs[above, 64 * n] > outputs[above, n] > 0.5
-    assert outputs[below, 64 * n] < outputs[below, n] < 0.5 + 1e-12
+            z[0] = lead
+            outputs[lead, length] = ssmax(z, s)[0].item()
+    assert outputs[above, 8 * n] > outputs[above, n] > 0.5
+    assert outputs[below, 8 * n] < outputs[below, n] < 0.5 + 1e-12
 
 
 def test_figure_1_softmax_fades_and_ssmax_does_not():

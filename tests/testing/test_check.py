@@ -78,7 +78,14 @@ def test_softmax_and_nan_are_recognised():
     report = check_attention(lambda q, *_, **__: q * torch.nan, [make_case("causal")])
     assert report.outcomes[0].finding == "NaN"
     report = check_attention(lambda q, *_, **__: q[:1], [make_case("causal")])
-    assert "shape" in report.outcomes[0].finding
+    expected = "shape (1, 4, 9, 8) instead of a tensor of shape (2, 4, 9, 8)"
+    assert report.outcomes[0].finding == expected
+
+
+def test_weights_beside_the_output_are_told_from_a_tensor():
+    report = check_attention(lambda q, *_, **__: (q, None), [make_case("causal")])
+    assert report.outcomes[0].verdict == "wrong"
+    assert report.outcomes[0].finding.startswith("a tuple instead of a tensor")
 
 
 def test_the_same_random_state_draws_the_same_case():

@@ -69,6 +69,11 @@ class KVCache:
         """Put the new tokens after the first `length`; all keys and values of the layer so far."""
         if not 0 <= layer < self.num_layers:
             raise ValueError(f"layer must lie in 0..{self.num_layers - 1}, got {layer}")
+        if k_BGTD.shape[:3] != v_BGTD.shape[:3]:
+            raise ValueError(
+                "new keys and values must agree in batch, heads and tokens, "
+                f"got {tuple(k_BGTD.shape)} and {tuple(v_BGTD.shape)}"
+            )
         keys = self._write(self._keys, layer, k_BGTD)
         values = self._write(self._values, layer, v_BGTD)
         self._written[layer] = self.length + k_BGTD.shape[2]

@@ -211,6 +211,7 @@ class SSMaxScale(_KeepsFloat32):
 
         An int is the n of a single query: (heads, 1).
         """
+        rules.check_num_keys(num_keys)
         if isinstance(num_keys, int):
             if self.rule in ("ssmax", "ssmax_bias"):
                 here = self._of_this_rank()
@@ -223,7 +224,6 @@ class SSMaxScale(_KeepsFloat32):
                 f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "
                 "for a single number write n[None]"
             )
-        rules.check_num_keys(num_keys)
         factor = RULES[self.rule].factor(self._of_this_rank(), num_keys)
         if not RULES[self.rule].learnt:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)

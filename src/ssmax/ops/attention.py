@@ -47,9 +47,10 @@ def ssmax_attention(
     scalars or (H,), learnable. With fewer queries than keys the queries are the last ones, so
     `is_causal` serves cached decoding. `key_padding_mask` (B, S) is True for tokens; `window`,
     `cu_seqlens` and `positions` are as in `visible_keys`; `attn_mask` is boolean (True is visible)
-    or additive (-inf is hidden; what it adds is not scaled). `num_keys` overrides the count: a
-    number, (T,), (B, T) or (B, H, T). A query that sees nothing gives zeros. Values of tensors are
-    checked on the CPU only; on a GPU that would wait for the device.
+    or additive (-inf, or a number too low to leave any weight, is hidden; what it adds is not
+    scaled). `num_keys` overrides the count: a number, (T,), (B, T) or (B, H, T). A query that sees
+    nothing gives zeros. Values of tensors are checked on the CPU only; on a GPU that would wait for
+    the device.
     """
     _check_heads(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:
@@ -195,14 +196,9 @@ def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
     n = torch.as_tensor(num_keys, device=q.device)
     if n.dtype == torch.bool or n.is_complex():
         raise ValueError(f"num_keys must be numbers, got {n.dtype}")
-    fits = n.dim() <= 3 and all(
-        size in (1, wanted)
-        for size, wanted in zip(
-            n.shape[::-1], (num_queries, *((heads, batch) if n.dim() == 3 else (batch,))),
-            strict=False,
-        )
-    )  # fmt: skip
-    if not fits:
+    wanted = (num_queries, heads, batch) if n.dim() == 3 else (num_queries, batch)
+    sizes = zip(n.shape[::-1], wanted, strict=False)
+    if n.dim() > 3 or any(size not in (1, most) for size, most in sizes):
         raise ValueError(
             f"num_keys must be a number or broadcast to ({num_queries} queries,), "
             f"({batch}, {num_queries}) or ({batch}, {heads}, {num_queries}), got {tuple(n.shape)}"

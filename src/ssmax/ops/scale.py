@@ -48,6 +48,8 @@ def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) 
     """s log n + b, the factor of Scalable-Softmax."""
     check_num_keys(num_keys)
     check_no_nan("s", s)
+    if bias is not None:
+        check_no_nan("bias", bias)
     return unchecked_ssmax_factor(num_keys, s, bias)
 
 
@@ -93,15 +95,13 @@ def qwen_logn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
     return entropy_invariant_factor(num_keys, train_length).clamp_min(1.0)
 
 
-def llama4_factor(num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 8192) -> Tensor:
+def llama4_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
     """1 + beta log(1 + floor(n / L0)): Llama 4 counts n, the position plus one."""
     (steps,) = _per_head(1 + torch.as_tensor(num_keys) // floor_length)
     return 1.0 + beta * steps.log()
 
 
-def ministral3_factor(
-    num_keys: int | Tensor, beta: float = 0.1, floor_length: int = 16384
-) -> Tensor:
+def ministral3_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
     """1 + beta log(1 + floor((n - 1) / L0)): Ministral 3 counts the position, n - 1."""
     return llama4_factor(torch.as_tensor(num_keys) - 1, beta, floor_length)
 
@@ -133,8 +133,9 @@ def check_num_keys(num_keys: int | Tensor) -> None:
     smallest = num_keys.min().item() if isinstance(num_keys, Tensor) else num_keys
     largest = num_keys.max().item() if isinstance(num_keys, Tensor) else num_keys
     if not 1 <= smallest <= largest < math.inf:
+        wrong = largest if smallest >= 1 else smallest
         raise ValueError(
-            f"num_keys must be at least 1 (log n is taken) and finite, got {smallest:g}; "
+            f"num_keys must be at least 1 (log n is taken) and finite, got {wrong:g}; "
             "a query that sees nothing has n = 1"
         )
 

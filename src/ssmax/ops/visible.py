@@ -237,6 +237,7 @@ def visibility(
         _check_mask(attn_mask, is_causal, num_queries, num_keys, batch, num_heads)
     if key_padding_mask is not None:
         _check_keep(key_padding_mask, num_keys, batch)
+        batch = key_padding_mask.shape[0]
     if cu_seqlens is not None:
         _check_cu_seqlens(cu_seqlens, num_queries, num_keys)
     if positions is not None:
@@ -258,7 +259,10 @@ def visibility(
 
 
 def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
-    """n along dim of a mask: True (or, additive, not -inf) is visible; integers, at least 1."""
+    """n along dim of a mask: integers, at least 1.
+
+    True is visible; of an additive mask, all but -inf and what is too low to leave any weight.
+    """
     if mask.dtype == torch.bool:
         visible = mask
     elif mask.is_floating_point():
@@ -289,6 +293,7 @@ def visible_keys(
     query itself and the W - 1 keys before it; a pair (left, right) is FlashAttention's.
     `cu_seqlens` are the bounds of packed documents, from 0 to the number of keys. `positions` count
     each query from the start of its document. `key_padding_mask` (B, S) is True for tokens.
+    `device` is where n is made: that of the tensors, or the CPU where there are none.
     """
     sight = visibility(
         num_queries,

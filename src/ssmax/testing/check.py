@@ -81,8 +81,9 @@ def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         verdict = "refused" if is_refusal(error) else "failed"
         return Outcome(case=case.name, verdict=verdict, error=float("nan"), finding=message)
-    if out.shape != exact.shape:
-        finding = f"shape {tuple(out.shape)} instead of {tuple(exact.shape)}"
+    if not isinstance(out, Tensor) or out.shape != exact.shape:
+        came = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+        finding = f"{came} instead of a tensor of shape {tuple(exact.shape)}"
         return Outcome(case=case.name, verdict="wrong", error=float("nan"), finding=finding)
     error = _distance(out, exact)
     if error <= tolerance:

@@ -66,7 +66,7 @@ class Call:
         return (
             bias is not None
             and at_least_float32(self.q_BHTD.dtype) != self.q_BHTD.dtype
-            and (bias.dtype != self.q_BHTD.dtype)
+            and bias.dtype != self.q_BHTD.dtype
         )
 
     def repeated_heads(self) -> tuple[Tensor, Tensor]:

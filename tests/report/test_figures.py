@@ -1,5 +1,6 @@
 """Figures say what the records say, and the same records give the same bytes."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import pytest
 
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report import figures
-from ssmax.report.fits import fit_shapes, softmax_largest
+from ssmax.report.curves import accuracy_map
+from ssmax.report.fits import fit_shapes
 from ssmax.report.style import LOOKS, as_svg, look, save
 
 HERE = Provenance(
@@ -50,9 +52,9 @@ DRAWN = {
     "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
     "figure3": lambda: figures.figure3((10, 100)),
     "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
-    "figure5": lambda: figures.figure5({"a": LOSS, "b": LOSS}, train_length=128),
+    "figure5": lambda: figures.figure5({"a": [LOSS], "b": [LOSS]}, train_length=128),
     "figure6": lambda: figures.figure6(dict.fromkeys("abcd", GRID)),
-    "figure7": lambda: figures.figure7({"a": SCORES[2], "b": SCORES[0]}),
+    "figure7": lambda: figures.figure7({"a": SCORES[2:], "b": SCORES}),
     "figure8": lambda: figures.figure8({"b": SCORES}),
 }
 
@@ -98,13 +100,22 @@ def test_figure_3_has_n_entries_and_the_critical_gap():
 
 
 def test_figure_5_shows_means_over_hundredths():
-    drawn = lines(figures.figure5({"b": LOSS}, train_length=128))["(b) SSMax"]
+    drawn = lines(figures.figure5({"b": [LOSS]}, train_length=128))["(b) SSMax"]
     assert len(drawn) == 100
     assert drawn[0] == pytest.approx([5.0, np.mean(LOSS.mean[:10])])
 
 
+def test_figures_5_and_7_are_means_over_all_runs():
+    other = dataclasses.replace(LOSS, mean=[2.0] * 1000)
+    drawn = lines(figures.figure5({"b": [LOSS, other]}, train_length=128))["(b) SSMax"]
+    assert drawn[-1, 1] == pytest.approx((np.mean(LOSS.mean[-10:]) + 2) / 2)
+    # Ranked in each trial, then the mean by rank; the answer is that of most trials.
+    drawn = lines(figures.figure7({"b": [*SCORES, SCORES[2]]}))["(b) SSMax: wrong"]
+    assert drawn[:, 1] == pytest.approx([1.1 / 4, 0.3 / 4, 0.1 / 4, 0.0])
+
+
 def test_figure_6_counts_whole_numbers():
-    lengths, depths, accuracy = figures.accuracy_map(
+    lengths, depths, accuracy = accuracy_map(
         [*GRID, trial(500, 1.0, 2, whole=True), trial(500, 1.0, 3, whole=True)]
     )
     assert (lengths, depths) == ([100, 500], [0.0, 1.0])
@@ -145,7 +156,7 @@ def test_the_logarithm_is_told_from_its_rivals():
 
 
 def test_the_largest_output_does_not_overflow():
-    assert softmax_largest(np.array([1e4, -1e4])) == 1.0
+    assert figures.softmax_output_of_last(np.array([-1e4, 1e4]), 1.0) == 1.0
 
 
 def test_every_configuration_has_a_look_of_its_own():

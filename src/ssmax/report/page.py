@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
-from ssmax.report.figures import FIGURE_1_S
+from ssmax.report.figures import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax.report.page_tables import (
-    FIGURE_3_SIZES,
     FIGURE_TABLES,
     NONE,
     fading_table,

@@ -19,7 +19,7 @@ from ssmax.records import (
     Provenance,
     read_jsonl,
 )
-from ssmax.report.figures import top_score
+from ssmax.report.curves import by_position, top_score
 from ssmax.report.page import asset, origin
 from ssmax.report.page_tables import table
 from ssmax.report.style import LOOKS, as_svg, new_figure
@@ -160,11 +160,7 @@ def draw(found: SideBySide) -> Any:
     for run in found.runs:
         line = {"color": looks[run].colour, "linestyle": looks[run].dash, "label": run}
         if run in found.losses:
-            mean = np.asarray(found.losses[run][-1].mean)
-            width = max(1, len(mean) // 100)
-            count = len(mean) // width
-            bins = mean[: count * width].reshape(count, width).mean(1)
-            loss.plot((np.arange(count) + 0.5) * width, bins, **line)
+            loss.plot(*by_position(found.losses[run][-1:]), **line)
         if run in found.trials:
             shares = _by_length(found.trials[run])
             right = [np.mean([one.is_whole for one in shares[length]]) for length in shares]

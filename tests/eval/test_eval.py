@@ -1,7 +1,9 @@
 """Measures have known answers for models that are known: one that knows, one that sees evenly."""
 
+import dataclasses
 import json
 import math
+import random
 import re
 
 import numpy as np
@@ -158,8 +160,6 @@ def test_a_stopped_grid_goes_on_where_it_was(tmp_path):
 
 def test_another_configuration_is_another_measurement(tmp_path):
     grid(Stand(knows), tmp_path / "a.jsonl")
-    import dataclasses
-
     other = dataclasses.replace(HERE, config_hash="1")
     subject = Stand(knows)
     found = measure_retrieval(
@@ -288,9 +288,9 @@ def test_records_survive_their_file(tmp_path):
 
 
 def test_needles_are_numbers_of_their_length():
-    import random
-
     chance = random.Random(0)
     needles = [random_needle(chance, digits=4) for _ in range(300)]
     assert all(re.fullmatch(r"[1-9]\d{3}", needle.number) for needle in needles)
     assert len({needle.city for needle in needles}) == 20
+    with pytest.raises(ValueError, match="digits must be at least 1, got 0"):
+        random_needle(chance, digits=0)

@@ -129,11 +129,18 @@ def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
             path = results / f"{what}.jsonl"
             # A study of before a measurement existed goes without it.
             if f"{job}-{name}-{seed}" in done and path.is_file():
-                records = read_jsonl(path, kind)
+                records = _newest(read_jsonl(path, kind))
                 is_one = kind in (PositionLoss, Fading)
                 home.setdefault(name, {})[replica] = records[-1] if is_one else records
                 words = f"{what.replace('_', ' ')}, {name}, {replica}"
                 findings.provenances.append((words, records[-1].provenance))
+
+
+def _newest(records: list[Any]) -> list[Any]:
+    """Those of the last measurement; what one with other settings left behind does not count."""
+    return [
+        one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
+    ]
 
 
 def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:

@@ -283,8 +283,8 @@ def _scales(payload: Mapping[str, Any]) -> str:
     if payload.get("scales"):
         content = (
             '<figure><div class="plot" data-plot="scales"></div><figcaption>One value for each '
-            "layer and head, coloured by its distance from the value it started at. (c) has none: "
-            f"its s is 1.</figcaption>{_data(scales_table(payload))}</figure>"
+            "layer and head of the first run, coloured by its distance from the value it started "
+            f"at. (c) has none: its s is 1.</figcaption>{_data(scales_table(payload))}</figure>"
         )
     else:
         content = f'<p class="missing">The learnt s: {MISSING}.</p>'

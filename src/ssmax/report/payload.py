@@ -112,7 +112,12 @@ def _figure2(findings: Findings) -> dict[str, Any]:
     for replica, table in findings.tables.items():
         tables[str(replica)] = _short(table[1:])
         fits[str(replica)] = [
-            {**dataclasses.asdict(fit), "curve": _short(fit.curve)} for fit in fit_table(table)
+            {
+                "name": fit.name,
+                **{key: _short([getattr(fit, key)])[0] for key in ("a1", "a2", "r2")},
+                "curve": _short(fit.curve),
+            }
+            for fit in fit_table(table)
         ]
     return {"tables": tables, "fits": fits, "first": 2}
 
@@ -153,7 +158,7 @@ def _figure8(findings: Findings) -> dict[str, Any]:
 
 
 def _scales(findings: Findings) -> dict[str, Any]:
-    """Every head's s, and b where there is one, of the first seed."""
+    """Every head's s, and b where there is one, of the first run."""
     found = {}
     for name, by_seed in findings.scales.items():
         values = by_seed[min(by_seed)]
@@ -165,11 +170,10 @@ def _scales(findings: Findings) -> dict[str, Any]:
 
 
 def _start(findings: Findings, name: str) -> float:
-    """Where s began: 1 for the control, L / log(L!) for SSMax."""
-    if name == "temperature":
-        return 1.0
-    length = findings.train_length
-    return length / float(np.log(np.arange(1, length + 1)).sum())
+    """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
+    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(name, 1.0)
+    log_n = np.log(np.arange(1, findings.train_length + 1))
+    return findings.train_length / float((log_n**power).sum())
 
 
 def _fading(findings: Findings) -> dict[str, Any]:

@@ -189,7 +189,7 @@ class Measurement:
                 trials=trials,
                 seed=seed,
                 out=self.results / NEEDLE,
-                provenance=self.provenance(seed=seed, digits=digits),
+                provenance=self.provenance(seed=seed, digits=digits, trials=trials),
                 batch=batch,
                 digits=digits,
                 on_cell=lambda done, total: on_progress("cell", done, total),
@@ -246,6 +246,11 @@ class Measurement:
         self.results.mkdir(parents=True, exist_ok=True)
         path = self.results / name
         old = read_jsonl(path, type(records[0])) if path.exists() else []
-        mine = {(record.run, record.provenance.config_hash) for record in records}
-        kept = [one for one in old if (one.run, one.provenance.config_hash) not in mine]
+        mine = set(map(_measured, records))
+        kept = [one for one in old if _measured(one) not in mine]
         write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+
+
+def _measured(record: Any) -> tuple[Any, ...]:
+    """What a record is a measurement of; needle scores have their context size beside them."""
+    return record.run, record.provenance.config_hash, getattr(record, "length", None)

@@ -56,6 +56,7 @@ DRAWN = {
     "figure6": lambda: figures.figure6(dict.fromkeys("abcd", GRID)),
     "figure7": lambda: figures.figure7({"a": SCORES[2:], "b": SCORES}),
     "figure8": lambda: figures.figure8({"b": SCORES}),
+    "variants": lambda: figures.variants({"loss": {"no-rotary": {"a": [3.0, 3.2], "b": [2.9]}}}),
 }
 
 
@@ -132,6 +133,29 @@ def test_figure_8_sorts_trials_and_marks_what_was_said():
     assert drawn[0].get_ydata() == pytest.approx([0.7, 0.3, 0.05])
     marked = {line.get_marker(): list(line.get_xdata()) for line in drawn[1:4]}
     assert marked == {"o": [1], "^": [2], "x": [3]}
+
+
+def test_variants_stand_below_each_other_and_their_configurations_apart():
+    figure = figures.variants(
+        {
+            "loss": {"as it is": {"a": [3.0, 4.0], "b": [2.0]}, "windows": {"b": [2.5]}},
+            "found": {"as it is": {"b": [0.5]}, "windows": {}},
+        }
+    )
+    loss, found = figure.axes
+    assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "windows"]
+    dots = {
+        (line.get_color(), round(line.get_ydata()[0])): (line.get_xdata()[0], line.get_ydata()[0])
+        for line in loss.get_lines()
+        if len(line.get_xdata()) == 1
+    }
+    black, orange = look("a").colour, look("b").colour
+    assert {place: x for place, (x, _) in dots.items()} == {
+        (black, 0): 3.5, (orange, 0): 2.0, (orange, 1): 2.5,
+    }  # fmt: skip
+    assert dots[black, 0][1] < dots[orange, 0][1]
+    assert loss.get_lines()[0].get_xdata().tolist() == [3.0, 4.0]
+    assert [text.get_text() for text in found.get_legend().get_texts()] == ["(b) SSMax"]
 
 
 def test_the_logarithm_is_told_from_its_rivals():

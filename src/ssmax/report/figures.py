@@ -1,4 +1,4 @@
-"""The paper's eight figures, one function each, from records alone."""
+"""The paper's eight figures and one of ours, a function each, from records alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ssmax.report.curves import (
     usual_word,
 )
 from ssmax.report.fits import fit_table
-from ssmax.report.style import look, new_figure
+from ssmax.report.style import LOOKS, look, new_figure
 
 FIGURE_1_S = 0.43
 """The s of the paper's first figure; not an initial value."""
@@ -190,4 +190,29 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
         axis.plot([], [], marker, color="#555555", linestyle="none", label=word)
     axis.set(xlabel="trial, by rank", ylabel="top needle score", ylim=(0, None))
     axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Any:
+    """Ours: every configuration under every variant of a study, a panel for each measure.
+
+    By panel, variant and configuration: a value for each run. A dot is their mean, its line goes
+    from the least to the largest.
+    """
+    rows = max(len(varied) for varied in panels.values())
+    figure, axes = new_figure(4.8 * len(panels), 1.2 + 0.8 * rows, columns=len(panels))
+    for axis, (title, varied) in zip(np.ravel(axes), panels.items(), strict=True):
+        names = [name for name in LOOKS if any(name in found for found in varied.values())]
+        for place, name in enumerate(names):
+            style = look(name)
+            for row, values in enumerate(found.get(name, ()) for found in varied.values()):
+                if values:
+                    height = row + 0.8 * ((place + 0.5) / len(names) - 0.5)
+                    axis.plot((min(values), max(values)), (height, height), color=style.colour)
+                    axis.plot(np.mean(values), height, "o", color=style.colour, markersize=4)
+            axis.plot([], [], "o-", color=style.colour, markersize=4, label=style.label)
+        axis.set_yticks(range(len(varied)), list(varied))
+        axis.invert_yaxis()
+        axis.set_xlabel(title)
+    np.ravel(axes)[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure

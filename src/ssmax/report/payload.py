@@ -1,7 +1,7 @@
 """A study's findings as the plain values that the page is made of."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ def _has_data(figure: dict[str, Any]) -> bool:
     return any(isinstance(value, dict) and value for value in figure.values())
 
 
-def _curves(curves: dict[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, Any]:
+def _curves(curves: Mapping[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, Any]:
     thinned = {}
     for name, (x, y) in curves.items():
         keep = np.unique(np.linspace(0, len(x) - 1, min(POINTS, len(x))).round().astype(int))

@@ -19,20 +19,6 @@ from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """Prepared once: pieces share their text."""
-    from ssmax.data.preparation import prepare
-
-    folder = tmp_path_factory.mktemp("pieces") / "texts"
-    folder.mkdir()
-    for number in range(40):
-        (folder / f"{number}.txt").write_text(f"{number} bottles of beer on the wall. " * 60)
-    out = folder.parent / "tokens"
-    prepare(str(folder), out, tokenizer="bytes", workers=1, validation_fraction=0.2)
-    return out
-
-
 def test_pieces_are_made_packed_gathered_and_judged(tiny, tokens, tmp_path, capfd):
     study = dataclasses.replace(tiny, source="")
     for piece, seed, configurations in (("p", 0, ["a", "b"]), ("q", 1, ["a", "yarn"])):

@@ -160,3 +160,7 @@ def test_what_is_no_piece_is_refused(tmp_path):
     (tmp_path / "no.tar.xz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="is no piece of a study"):
         gather([tmp_path / "no.tar.xz"], tmp_path / "study")
+    with tarfile.open(tmp_path / "empty.tar.xz", "w:xz"):
+        pass
+    with pytest.raises(ValueError, match=r"empty.tar.xz is no piece .* holds no study.json"):
+        gather([tmp_path / "empty.tar.xz"], tmp_path / "study")

@@ -146,6 +146,14 @@ def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
         report(tmp_path)
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": 1}'])
+def test_a_broken_study_is_named(tiny, tmp_path, content):
+    (tmp_path / "study.json").write_text(content)
+    for call in (lambda: reproduce(tiny, tmp_path), lambda: report(tmp_path)):
+        with pytest.raises(ValueError, match=r"study\.json is not the record of a study"):
+            call()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_one_error(tiny, tmp_path):
     tmp_path.chmod(0o500)

@@ -29,15 +29,16 @@ from ssmax.records import (
     read_jsonl,
     to_json_line,
 )
+from ssmax.report.findings import (
+    FADING,
+    NEEDLE,
+    NEEDLE_SCORE,
+    PAPERS_NEEDLE_SCORE,
+    POSITION_LOSS,
+)
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
-
-POSITION_LOSS, NEEDLE = "position_loss.jsonl", "needle.jsonl"
-SAME_THETA_LOSS = "position_loss_same_theta.jsonl"
-NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
-FADING = "fading.jsonl"
-
 
 OnProgress = Callable[[str, int, int], None]
 """What is counted, how many are done, of how many."""

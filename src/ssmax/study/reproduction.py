@@ -10,7 +10,7 @@ from pathlib import Path
 from ssmax._files import LOCK, locked, write_whole
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
-from ssmax.report.findings import STUDY, VERDICTS, read_findings
+from ssmax.report.findings import STUDY, VERDICTS, read_findings, read_study_file
 from ssmax.study.claims import judge
 from ssmax.study.conductor import Conductor, StoppedBy, cores, seconds_to_use, worker_command
 from ssmax.study.pieces import check_archive, check_piece, identity, pack
@@ -143,11 +143,8 @@ class Origin:
 
 def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     """The study of a folder and its jobs by name."""
-    try:
-        values = json.loads((folder / STUDY).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is no study: it holds no {STUDY}") from None
-    study = dict(values["study"])
+    values = read_study_file(folder)
+    study = values["study"]
     study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
     study["needle_lengths"] = tuple(study["needle_lengths"])
     jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
@@ -160,7 +157,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{folder} holds something that is no study; give another --out")
         return
-    values = json.loads((folder / STUDY).read_text())
+    values = read_study_file(folder)
     there = values["study"]
     for name, given in dataclasses.asdict(origin).items():
         if values.get(name, given) != given:
@@ -196,7 +193,7 @@ def _write(
     commands = [command] if command else []
     if (folder / STUDY).exists():
         known = read_study(folder)[1] | known
-        before = json.loads((folder / STUDY).read_text()).get("commands", [])
+        before = read_study_file(folder).get("commands", [])
         commands = list(dict.fromkeys([*before, *commands]))
     values = {
         "study": study.to_dict(),

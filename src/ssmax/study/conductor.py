@@ -212,8 +212,3 @@ def worker_command(
     command = [*start, "ssmax.study.worker", str(folder), job.name, "--data", str(data)]
     command += ["--device", device] if device else []
     return command + (["--threads", str(threads)] if threads else [])
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ssmax._files import LOCK, locked, write_whole
+from ssmax.data.workers import cores
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
 from ssmax.report.findings import STUDY, VERDICTS, read_findings, read_study_file
 from ssmax.study.claims import judge
-from ssmax.study.conductor import Conductor, StoppedBy, cores, seconds_to_use, worker_command
+from ssmax.study.conductor import Conductor, StoppedBy, seconds_to_use, worker_command
 from ssmax.study.pieces import check_archive, check_piece, identity, pack
 from ssmax.study.plan import Job, makespan, plan, seconds_taken
 from ssmax.study.presets import Study

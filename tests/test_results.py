@@ -1,10 +1,19 @@
 """What the README and the docs say was measured is what the records in results/ say."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from ssmax.report.results import HEADLINES, read_results, tables, written
+from ssmax.report.results import (
+    HEADLINES,
+    numbers,
+    read_results,
+    tables,
+    variants_figure,
+    written,
+)
+from ssmax.report.style import look
 from ssmax.study.claims import judge
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +40,7 @@ def test_the_verdicts_are_those_of_the_claims_on_the_records(results):
         judged = judge(findings, stored[0].provenance)
         assert [words(one) for one in judged] == [words(one) for one in stored], name
         for one, other in zip(judged, stored, strict=True):
-            assert numbers(one) == pytest.approx(numbers(other), rel=1e-9, abs=1e-12), one.text
+            assert measured(one) == pytest.approx(measured(other), rel=1e-9, abs=1e-12), one.text
         assert {one.text for one in stored} >= set(HEADLINES), name
 
 
@@ -39,7 +48,7 @@ def words(one):
     return one.claim, one.text, one.unit, one.basis, one.verdict, one.is_ours
 
 
-def numbers(one):
+def measured(one):
     return one.effect, one.low, one.high
 
 
@@ -54,6 +63,25 @@ def test_a_number_that_is_changed_by_hand_is_noticed(results):
 def test_a_table_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match="there is no table 'hedlines'"):
         written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
+
+
+def test_the_figure_of_the_variants_is_drawn_of_the_small_studies_alone(results):
+    other = next(iter(results.values()))
+    assert variants_figure({"quick": other}) is None
+    small, changed = (
+        dataclasses.replace(other, study={**other.study, "preset": preset})
+        for preset in ("small", "small:no-rotary")
+    )
+    loss, _ = variants_figure({"quick": other, "1": small, "2": changed}).axes
+    assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "no-rotary"]
+    # The means are those of the table.
+    means = {
+        line.get_color(): line.get_xdata()[0]
+        for line in loss.get_lines()
+        if len(line.get_xdata()) == 1
+    }
+    row = next(line for line in numbers(other).splitlines() if "(b) SSMax |" in line)
+    assert f"{means[look('b').colour]:.3f}" == row.split("|")[5].split()[0]
 
 
 def test_results_hold_records_and_no_weights():

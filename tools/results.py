@@ -6,7 +6,8 @@
 from pathlib import Path
 
 from ssmax._files import write_whole
-from ssmax.report.results import read_results, tables, written
+from ssmax.report.results import read_results, tables, variants_figure, written
+from ssmax.report.style import as_svg
 from ssmax.study.reproduction import report
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +19,11 @@ def main() -> None:
     for study in sorted((ROOT / "results").glob("*/study.json")):
         _, page = report(study.parent)
         print(page.relative_to(ROOT))
-    made = tables(read_results(ROOT / "results"))
+    results = read_results(ROOT / "results")
+    drawn = variants_figure(results)
+    if drawn is not None:
+        write_whole(ROOT / "results" / "variants.svg", as_svg(drawn))
+    made = tables(results)
     for name in DOCUMENTS:
         write_whole(ROOT / name, written((ROOT / name).read_text(), made))
 

@@ -18,6 +18,7 @@ from ssmax.data import preparation as module
 from ssmax.data.preparation import prepare
 from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tokenizer import load_tokenizer
+from ssmax.data.workers import run_all
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,19 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
     assert one.num_tokens == three.num_tokens
     assert len(list((tmp_path / "one" / "train").glob("*.shard"))) > 1
+
+
+def test_by_default_there_is_a_worker_for_each_core_that_may_be_used(tmp_path, monkeypatch):
+    asked = []
+
+    def watched(job, tasks, *, workers, on_result):
+        asked.append(workers)
+        run_all(job, tasks, workers=1, on_result=on_result)
+
+    monkeypatch.setattr(module, "run_all", watched)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
+    run(write_texts(tmp_path / "texts", 3), tmp_path / "out", workers=None)
+    assert set(asked) == {3}
 
 
 def test_the_side_of_a_text_depends_on_nothing_else(tmp_path):

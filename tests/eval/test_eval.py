@@ -1,7 +1,9 @@
 """Measures have known answers for models that are known: one that knows, one that sees evenly."""
 
+import dataclasses
 import json
 import math
+import random
 import re
 
 import numpy as np
@@ -158,8 +160,6 @@ def test_a_stopped_grid_goes_on_where_it_was(tmp_path):
 
 def test_another_configuration_is_another_measurement(tmp_path):
     grid(Stand(knows), tmp_path / "a.jsonl")
-    import dataclasses
-
     other = dataclasses.replace(HERE, config_hash="1")
     subject = Stand(knows)
     found = measure_retrieval(
@@ -183,6 +183,8 @@ def test_runs_share_a_file_without_sharing_cells(tmp_path):
 def test_an_empty_grid_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a grid needs lengths, depths and trials, got 0, 3, 3"):
         grid(Stand(knows), tmp_path / "a.jsonl", lengths=[])
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        grid(Stand(knows), tmp_path / "a.jsonl", batch=0)
     (tmp_path / "b.jsonl").write_text('{"run": 1}\n')
     with pytest.raises(ValueError, match=r"b.jsonl:1 is no NeedleTrial"):
         grid(Stand(knows), tmp_path / "b.jsonl")
@@ -219,6 +221,8 @@ def test_loss_by_position():
     assert bin_edges(300) == [0, 64, 128, 256, 300]
     assert record.binned[0] == [31.5, 95.5, 191.5, 277.5]
     assert record.edges == bin_edges(300)
+    alone = measure_position_loss(Stand(), np.zeros((1, 301)), run="r", provenance=HERE)
+    assert alone.std == [0.0] * 300
     for shape in ((5,), (0, 5), (3, 1)):
         with pytest.raises(ValueError, match="rows of at least 2 tokens"):
             measure_position_loss(Stand(), np.zeros(shape), run="r", provenance=HERE)
@@ -288,9 +292,9 @@ def test_records_survive_their_file(tmp_path):
 
 
 def test_needles_are_numbers_of_their_length():
-    import random
-
     chance = random.Random(0)
     needles = [random_needle(chance, digits=4) for _ in range(300)]
     assert all(re.fullmatch(r"[1-9]\d{3}", needle.number) for needle in needles)
     assert len({needle.city for needle in needles}) == 20
+    with pytest.raises(ValueError, match="digits must be at least 1, got 0"):
+        random_needle(chance, digits=0)

@@ -1,5 +1,6 @@
 """Figures say what the records say, and the same records give the same bytes."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -8,8 +9,9 @@ import pytest
 
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report import figures
-from ssmax.report.fits import fit_shapes, softmax_largest
-from ssmax.report.style import LOOKS, as_svg, look, save
+from ssmax.report.curves import accuracy_map
+from ssmax.report.fits import fit_shapes
+from ssmax.report.style import LOOKS, look, save
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -50,23 +52,22 @@ DRAWN = {
     "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
     "figure3": lambda: figures.figure3((10, 100)),
     "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
-    "figure5": lambda: figures.figure5({"a": LOSS, "b": LOSS}, train_length=128),
+    "figure5": lambda: figures.figure5({"a": [LOSS], "b": [LOSS]}, train_length=128),
     "figure6": lambda: figures.figure6(dict.fromkeys("abcd", GRID)),
-    "figure7": lambda: figures.figure7({"a": SCORES[2], "b": SCORES[0]}),
+    "figure7": lambda: figures.figure7({"a": SCORES[2:], "b": SCORES}),
     "figure8": lambda: figures.figure8({"b": SCORES}),
+    "variants": lambda: figures.variants({"loss": {"no-rotary": {"a": [3.0, 3.2], "b": [2.9]}}}),
 }
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_the_same_records_give_the_same_bytes(name, tmp_path):
-    once, again = as_svg(DRAWN[name]()), as_svg(DRAWN[name]())
-    assert once == again
-    assert once.startswith("<?xml") and "</svg>" in once
     save(DRAWN[name](), tmp_path / "figures", name)
     save(DRAWN[name](), tmp_path / "again", name)
-    for path in sorted((tmp_path / "figures").iterdir()):
-        assert path.stat().st_size > 1000
-        assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+    for suffix, begin in ((".svg", b"<?xml"), (".png", b"\x89PNG")):
+        drawn = (tmp_path / "figures" / name).with_suffix(suffix).read_bytes()
+        assert drawn.startswith(begin) and len(drawn) > 1000
+        assert drawn == (tmp_path / "again" / name).with_suffix(suffix).read_bytes()
 
 
 def lines(figure, axis=0):
@@ -98,13 +99,22 @@ def test_figure_3_has_n_entries_and_the_critical_gap():
 
 
 def test_figure_5_shows_means_over_hundredths():
-    drawn = lines(figures.figure5({"b": LOSS}, train_length=128))["(b) SSMax"]
+    drawn = lines(figures.figure5({"b": [LOSS]}, train_length=128))["(b) SSMax"]
     assert len(drawn) == 100
     assert drawn[0] == pytest.approx([5.0, np.mean(LOSS.mean[:10])])
 
 
+def test_figures_5_and_7_are_means_over_all_runs():
+    other = dataclasses.replace(LOSS, mean=[2.0] * 1000)
+    drawn = lines(figures.figure5({"b": [LOSS, other]}, train_length=128))["(b) SSMax"]
+    assert drawn[-1, 1] == pytest.approx((np.mean(LOSS.mean[-10:]) + 2) / 2)
+    # Ranked in each trial, then the mean by rank; the answer is that of most trials.
+    drawn = lines(figures.figure7({"b": [*SCORES, SCORES[2]]}))["(b) SSMax: wrong"]
+    assert drawn[:, 1] == pytest.approx([1.1 / 4, 0.3 / 4, 0.1 / 4, 0.0])
+
+
 def test_figure_6_counts_whole_numbers():
-    lengths, depths, accuracy = figures.accuracy_map(
+    lengths, depths, accuracy = accuracy_map(
         [*GRID, trial(500, 1.0, 2, whole=True), trial(500, 1.0, 3, whole=True)]
     )
     assert (lengths, depths) == ([100, 500], [0.0, 1.0])
@@ -123,6 +133,29 @@ def test_figure_8_sorts_trials_and_marks_what_was_said():
     assert drawn[0].get_ydata() == pytest.approx([0.7, 0.3, 0.05])
     marked = {line.get_marker(): list(line.get_xdata()) for line in drawn[1:4]}
     assert marked == {"o": [1], "^": [2], "x": [3]}
+
+
+def test_variants_stand_below_each_other_and_their_configurations_apart():
+    figure = figures.variants(
+        {
+            "loss": {"as it is": {"a": [3.0, 4.0], "b": [2.0]}, "windows": {"b": [2.5]}},
+            "found": {"as it is": {"b": [0.5]}, "windows": {}},
+        }
+    )
+    loss, found = figure.axes
+    assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "windows"]
+    dots = {
+        (line.get_color(), round(line.get_ydata()[0])): (line.get_xdata()[0], line.get_ydata()[0])
+        for line in loss.get_lines()
+        if len(line.get_xdata()) == 1
+    }
+    black, orange = look("a").colour, look("b").colour
+    assert {place: x for place, (x, _) in dots.items()} == {
+        (black, 0): 3.5, (orange, 0): 2.0, (orange, 1): 2.5,
+    }  # fmt: skip
+    assert dots[black, 0][1] < dots[orange, 0][1]
+    assert loss.get_lines()[0].get_xdata().tolist() == [3.0, 4.0]
+    assert [text.get_text() for text in found.get_legend().get_texts()] == ["(b) SSMax"]
 
 
 def test_the_logarithm_is_told_from_its_rivals():
@@ -145,7 +178,7 @@ def test_the_logarithm_is_told_from_its_rivals():
 
 
 def test_the_largest_output_does_not_overflow():
-    assert softmax_largest(np.array([1e4, -1e4])) == 1.0
+    assert figures.softmax_output_of_last(np.array([-1e4, 1e4]), 1.0) == 1.0
 
 
 def test_every_configuration_has_a_look_of_its_own():

@@ -4,16 +4,25 @@ import dataclasses
 
 import pytest
 
+from ssmax.data.preparation import prepare
 from ssmax.study.presets import quick
 
 
-@pytest.fixture
-def text(tmp_path):
-    folder = tmp_path / "texts"
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "texts"
     folder.mkdir()
     for number in range(40):
         (folder / f"{number}.txt").write_text(f"{number} bottles of beer on the wall. " * 60)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokens(text):
+    """The text prepared once, for studies that need not show that they do it themselves."""
+    out = text.parent / "tokens"
+    prepare(str(text), out, tokenizer="bytes", workers=1, validation_fraction=0.2)
+    return out
 
 
 @pytest.fixture

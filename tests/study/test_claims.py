@@ -5,12 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ssmax.nn import SSMaxScale
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import overall
 from ssmax.report.findings import Findings, Replica
+from ssmax.report.page import page
 from ssmax.report.payload import payload
 from ssmax.study.claims import judge
 from ssmax.study.presets import quick
+from ssmax.train import configured
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -162,6 +165,24 @@ def test_the_page_is_told_everything_that_was_measured():
     assert [claim["id"] for claim in values["claims"]] == [f"C{n}" for n in range(1, 9)]
     nothing = payload(dataclasses.replace(Findings(study=found.study)), static={})
     assert nothing["figures"] == {} and nothing["claims"][4]["verdict"] == "not measured"
+
+
+@pytest.mark.parametrize("name", ["b", "d", "temperature", "sqrt_log"])
+def test_the_learnt_s_is_shown_against_where_it_began(name):
+    found = findings()
+    found.scales = {name: {FIRST: {"blocks.0.ssmax.scale": [0.1, 0.2]}}}
+    rule = configured(quick().pretraining, name).model.rule
+    began = SSMaxScale(2, rule, train_length=LENGTH).scale[0].item()
+    assert payload(found, static={})["scales"][name]["start"] == pytest.approx(began, rel=1e-6)
+
+
+def test_a_table_that_never_moved_is_shown_too():
+    """No shape explains the variance of a constant: there is no R^2 to show."""
+    found = findings()
+    found.tables[FIRST] = [1.0] * 64
+    values = payload(found, static={})
+    assert [fit["r2"] for fit in values["figures"]["2"]["fits"]["seed 0"]] == [None] * 4
+    assert "R<sup>2</sup>" in page(values)
 
 
 def test_two_seeds_that_disagree_decide_nothing():

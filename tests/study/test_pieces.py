@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ssmax.cli import app
+from ssmax.cli.study import OUT_OF_TIME
 from ssmax.records import PositionLoss, read_jsonl
 from ssmax.report.findings import Replica, read_findings
 from ssmax.study import conductor
@@ -15,20 +17,6 @@ from ssmax.study.pieces import gather
 from ssmax.study.plan import makespan, plan
 from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory):
-    """Prepared once: pieces share their text."""
-    from ssmax.data.preparation import prepare
-
-    folder = tmp_path_factory.mktemp("pieces") / "texts"
-    folder.mkdir()
-    for number in range(40):
-        (folder / f"{number}.txt").write_text(f"{number} bottles of beer on the wall. " * 60)
-    out = folder.parent / "tokens"
-    prepare(str(folder), out, tokenizer="bytes", workers=1, validation_fraction=0.2)
-    return out
 
 
 def test_pieces_are_made_packed_gathered_and_judged(tiny, tokens, tmp_path, capfd):
@@ -91,7 +79,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
             longer, folder, configurations=["a"], seeds=1, figures=[4], data=tokens,
             minutes=0.2, piece="p", records=tmp_path / "p.tar.xz",
         )  # fmt: skip
-        assert not stopped.is_whole and not stopped.failed
+        assert stopped.stopped_by == "clock" and not stopped.is_whole and not stopped.failed
         assert "the time is used" in capfd.readouterr().out
         log = (folder / "logs" / "pretrain-a-0.log").read_text()
         found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
@@ -104,16 +92,33 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     assert made == list(range(1, steps[-1] + 1))
 
 
+def test_a_stop_by_the_clock_has_an_exit_status_of_its_own(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    typed = f"reproduce --configs a --seeds 1 --only figure4 --minutes 0.02 --out {tmp_path / 's'}"
+    assert app.run(typed.split()) == OUT_OF_TIME
+    assert "the 0.02 minutes are used; what was done is kept" in capfd.readouterr().err
+
+
 def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
-    tiny, tokens, tmp_path
+    tiny, tokens, tmp_path, monkeypatch
 ):
-    """A loss takes 6 s by the preset; a training goes on, so it may start with less."""
+    """A loss is planned with all of the time; a training goes on, so it may start with less."""
+    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 60})
     folder = tmp_path / "s"
-    asked = {"configurations": ["a"], "seeds": 1, "data": tokens}
-    assert reproduce(tiny, folder, figures=[4], **asked).is_whole
-    done = reproduce(tiny, folder, figures=[5], minutes=0.05, **asked)
-    assert not done.is_whole and not (folder / "logs" / "loss-a-0.log").exists()
-    assert reproduce(tiny, folder, figures=[5], minutes=5, **asked).is_whole
+    asked = {"configurations": ["a"], "seeds": 1, "data": tokens, "figures": [5]}
+    done = reproduce(study, folder, minutes=1, **asked)
+    assert done.stopped_by == "clock" and (folder / "done" / "pretrain-a-0.json").exists()
+    assert not (folder / "logs" / "loss-a-0.log").exists()
+    assert reproduce(study, folder, minutes=5, **asked).is_whole
+
+
+def test_a_time_in_which_a_job_would_never_start_is_refused(tiny, tmp_path):
+    """Else the same command would be given forever, and do nothing."""
+    study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 90})
+    message = "1 minutes are too few: loss-a-0 is not started with less than 90 .* at least 2"
+    with pytest.raises(ValueError, match=message):
+        reproduce(study, tmp_path / "s", configurations=["a"], seeds=1, figures=[5], minutes=1)
 
 
 def test_two_runs_of_the_gpu_preset_with_all_measurements_fit_half_an_hour():
@@ -155,3 +160,7 @@ def test_what_is_no_piece_is_refused(tmp_path):
     (tmp_path / "no.tar.xz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="is no piece of a study"):
         gather([tmp_path / "no.tar.xz"], tmp_path / "study")
+    with tarfile.open(tmp_path / "empty.tar.xz", "w:xz"):
+        pass
+    with pytest.raises(ValueError, match=r"empty.tar.xz is no piece .* holds no study.json"):
+        gather([tmp_path / "empty.tar.xz"], tmp_path / "study")

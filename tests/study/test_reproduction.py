@@ -1,5 +1,6 @@
 """A study from its text to its page: in processes, interrupted, again, with a job that fails."""
 
+import dataclasses
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import time
 import pytest
 
 from ssmax.study import reproduction
+from ssmax.study.plan import plan
 from ssmax.study.reproduction import read_study, report, reproduce
 
 
@@ -46,15 +48,11 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     dry = reproduce(tiny, folder, configurations=["b"], seeds=2, dry_run=True)
     assert not dry.is_whole
     assert re.search(r"pretrain +2 jobs, 1 left, 1:16 each  b-0, b-1", capfd.readouterr().out)
-    other = tiny.__class__(**{**_fields(tiny), "digits": 3})
+    other = dataclasses.replace(tiny, digits=3)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(other, folder)
     with pytest.raises(ValueError, match="was begun with data"):
         reproduce(tiny, folder, data=tmp_path)
-
-
-def _fields(study):
-    return {name: getattr(study, name) for name in study.__slots__}
 
 
 def test_only_some_figures(tiny, tmp_path):
@@ -62,7 +60,7 @@ def test_only_some_figures(tiny, tmp_path):
     assert done.is_whole and {one.claim for one in done.comparisons} == {"C1", "C3"}
 
 
-def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tmp_path, capfd, monkeypatch):
+def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
     real = reproduction.worker_command
 
     def broken(folder, job, **options):
@@ -71,82 +69,73 @@ def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tmp_path, capfd, m
         return real(folder, job, **options)
 
     monkeypatch.setattr(reproduction, "worker_command", broken)
-    done = reproduce(tiny, tmp_path / "s", configurations=["a", "b"], seeds=1, figures=[5])
+    done = reproduce(
+        tiny, tmp_path / "s", configurations=["a", "b"], seeds=1, figures=[5], data=tokens
+    )
     assert done.failed == {"pretrain-b-0": "no such luck"} and not done.is_whole
     out = capfd.readouterr().out
     assert "FAILED  pretrain-b-0: no such luck" in out and "done  loss-a-0" in out
     assert done.page is not None
 
 
-def test_stopped_in_the_middle_it_goes_on(tiny, tmp_path):
-    """SIGINT to the conductor alone, as a terminal gives it; then the rest."""
+CONDUCTOR = """
+import sys
+from pathlib import Path
+from ssmax.study.reproduction import read_study, reproduce
+folder, data = map(Path, sys.argv[1:])
+study, _ = read_study(folder)
+done = reproduce(study, folder, configurations=["a"], seeds=1, figures=[4], data=data)
+sys.exit({None: 0, "signal": 130}[done.stopped_by])
+"""
+
+
+@pytest.fixture
+def conducted(tiny, tokens, tmp_path):
+    """A study whose training has begun and does not end, its folder and its process."""
+    study = dataclasses.replace(tiny, pretraining=tiny.pretraining.replaced({"run.steps": 10**6}))
     folder = tmp_path / "s"
-    longer = tiny.__class__(
-        **{**_fields(tiny), "pretraining": tiny.pretraining.replaced({"run.steps": 4000})}
-    )
-    _write(longer, _made(folder))
-    code = (
-        "import sys; from pathlib import Path; from ssmax.study.reproduction import *;"
-        "study, _ = read_study(Path(sys.argv[1]));"
-        "done = reproduce(study, Path(sys.argv[1]), configurations=['a'], seeds=1, figures=[4]);"
-        "sys.exit(0 if done.is_whole else 130)"
-    )
+    folder.mkdir()
+    origin = reproduction.Origin(data=str(tokens), test=str(tokens))
+    reproduction._write(study, folder, plan(study, configurations=["a"]), origin=origin)
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder)],
+        [sys.executable, "-c", CONDUCTOR, str(folder), str(tokens)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     journal = folder / "runs" / "a-0" / "journal.jsonl"
-    deadline = time.monotonic() + 60
-    while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
+    until(lambda: journal.exists() and journal.stat().st_size)
+    yield study, folder, process
+    process.kill()
+    process.communicate()
+
+
+def until(is_so, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_stopped_in_the_middle_its_training_is_saved(conducted):
+    """SIGINT to the conductor alone, as a terminal gives it."""
+    study, folder, process = conducted
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "what runs is saved first" in out
     log = (folder / "logs" / "pretrain-a-0.log").read_text()
-    stopped = int(
-        re.search(r"stopped by SIGTERM after step ([\d,]+)", log).group(1).replace(",", "")
-    )
-    assert 0 < stopped < 4000
+    step = int(re.search(r"stopped by SIGTERM after step ([\d,]+)", log)[1].replace(",", ""))
+    assert (folder / "runs" / "a-0" / "checkpoints" / f"step-{step:08}").is_dir()
     assert not (folder / "done" / "pretrain-a-0.json").exists()
-    study, jobs = read_study(folder)
-    assert study == longer and "pretrain-a-0" in jobs
+    known, jobs = read_study(folder)
+    assert known == study and "pretrain-a-0" in jobs
 
 
-def _write(study, folder):
-    jobs = reproduction.plan(study, configurations=["a"])
-    data = str((folder / "data").resolve())
-    reproduction._write(study, folder, jobs, origin=reproduction.Origin(data=data, test=data))
-
-
-def _made(folder):
-    folder.mkdir()
-    return folder
-
-
-def test_workers_go_when_the_conductor_is_killed(tiny, tmp_path):
-    folder = _made(tmp_path / "s")
-    longer = tiny.__class__(
-        **{**_fields(tiny), "pretraining": tiny.pretraining.replaced({"run.steps": 100_000})}
-    )
-    code = (
-        "import sys; from pathlib import Path; from ssmax.study.reproduction import *;"
-        "study, _ = read_study(Path(sys.argv[1]));"
-        "reproduce(study, Path(sys.argv[1]), configurations=['a'], seeds=1, figures=[4])"
-    )
-    _write(longer, folder)
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)])
-    journal = folder / "runs" / "a-0" / "journal.jsonl"
-    deadline = time.monotonic() + 60
-    while not (journal.exists() and journal.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def test_workers_go_when_the_conductor_is_killed(conducted):
+    _, folder, process = conducted
     process.kill()
-    process.wait()
     log = folder / "logs" / "pretrain-a-0.log"
-    while "stopped by SIGTERM" not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "stopped by SIGTERM" in log.read_text()
+    until(lambda: "stopped by SIGTERM" in log.read_text())
 
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
@@ -155,6 +144,14 @@ def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
         reproduce(tiny, tmp_path)
     with pytest.raises(ValueError, match="is no study"):
         report(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": 1}'])
+def test_a_broken_study_is_named(tiny, tmp_path, content):
+    (tmp_path / "study.json").write_text(content)
+    for call in (lambda: reproduce(tiny, tmp_path), lambda: report(tmp_path)):
+        with pytest.raises(ValueError, match=r"study\.json is not the record of a study"):
+            call()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

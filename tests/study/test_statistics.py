@@ -60,6 +60,13 @@ def test_the_same_seed_gives_the_same_interval(few_draws):
     assert once.basis == "bootstrap over 10 trials, one seed"
 
 
+def test_how_many_draws_are_made_at_once_changes_nothing(few_draws, monkeypatch):
+    values = np.arange(10.0)
+    once = over_items(values, 0.9 * values[::-1], what="trials")
+    monkeypatch.setattr(statistics, "_MOST_AT_ONCE", 70)
+    assert over_items(values, 0.9 * values[::-1], what="trials") == once
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

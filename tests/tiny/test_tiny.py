@@ -85,6 +85,19 @@ def test_every_verb_that_takes_a_run_takes_its_name(home, monkeypatch, capsys):
     assert read_run_config(home / "runs" / "tiny-b-qa").data.base == str(run_folder("tiny-b"))
 
 
+def test_what_is_measured_with_other_settings_takes_no_others_place(home, monkeypatch):
+    monkeypatch.chdir(home)
+    for verb, settings in (
+        ("needle --length 64 --depths 2", ("--trials 2", "--trials 1", "--trials 2")),
+        ("needle-score --trials 1", ("--length 64", "--length 70", "--length 64")),
+    ):
+        for setting in settings:
+            typed = f"evaluate {verb} tiny-b-qa {setting} --digits 4 --results kept"
+            assert app.run(typed.split()) == 0
+    lines = {path.name: path.read_text().count("\n") for path in (home / "kept").iterdir()}
+    assert lines == {"needle.jsonl": 2 * 2 + 2 * 1, "needle_score.jsonl": 2}
+
+
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-a").mkdir()

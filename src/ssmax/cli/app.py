@@ -180,7 +180,8 @@ def reproduce(
     ] = "",
     device: Device = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Save and stop after so many; the same command goes on.")
+        float | None,
+        typer.Option(help="Save and stop after so many, with 75; the same command goes on."),
     ] = None,
     piece: Annotated[
         str, typer.Option(help="The name of this machine's piece of a larger study.")

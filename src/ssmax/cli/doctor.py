@@ -71,7 +71,7 @@ def _torch() -> Iterator[Check]:
 def _device() -> Iterator[Check]:
     import torch
 
-    from ssmax.study.conductor import cores
+    from ssmax.data.workers import cores
 
     yield Check(name="cores", state="fine", found=f"{cores()} of {os.cpu_count()} for this process")
     if not torch.cuda.is_available():

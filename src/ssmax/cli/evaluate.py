@@ -12,7 +12,8 @@ from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.hf.adapter import CONFIG as ADAPTER
 from ssmax.records import to_json_line
-from ssmax.study.measurement import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS, Measurement
+from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
+from ssmax.study.measurement import Measurement
 from ssmax.train.watch import LiveLine
 
 

@@ -20,6 +20,8 @@ from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
 
+OUT_OF_TIME = 75
+"""Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
 SYMBOLS = {"supported": "+", "contradicted": "-", "not resolved": "?", "not measured": " "}
 
 
@@ -78,13 +80,18 @@ def reproduce_shown(
         )
     if dry_run:
         return 0
-    if done.page is None:
-        print("stopped; what was done is kept, the same command goes on", file=sys.stderr)
-        return 130
-    _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
+    if done.page is not None:
+        _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
     for name, words in done.failed.items():
         print(f"ssmax: {name} failed: {words}", file=sys.stderr)
-    return 1 if done.failed else 0
+    if done.stopped_by is not None:
+        why = f"the {minutes:g} minutes are used" if done.stopped_by == "clock" else "stopped"
+        print(f"{why}; what was done is kept, the same command goes on", file=sys.stderr)
+    if done.stopped_by == "signal":
+        return 130
+    if done.failed:
+        return 1
+    return OUT_OF_TIME if done.stopped_by == "clock" else 0
 
 
 def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:

@@ -72,6 +72,8 @@ class Haystack:
 
 def random_needle(chance: random.Random, *, digits: int = DIGITS) -> Needle:
     """A city and a number that does not begin with 0."""
+    if digits < 1:
+        raise ValueError(f"digits must be at least 1, got {digits}")
     first = chance.choice("123456789")
     rest = "".join(chance.choice("0123456789") for _ in range(digits - 1))
     return Needle(city=chance.choice(CITIES), number=first + rest)

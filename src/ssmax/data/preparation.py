@@ -8,7 +8,6 @@ last, so a folder with one is whole.
 import contextlib
 import functools
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from ssmax.data.tasks import (
 )
 from ssmax.data.token_files import TOKENS, TokenPart, open_tokens
 from ssmax.data.tokenizer import FILE, load_tokenizer
-from ssmax.data.workers import run_all
+from ssmax.data.workers import cores, run_all
 
 PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
 TASK_BYTES = 64_000_000
@@ -85,10 +84,10 @@ def prepare(
     """Write the tokens of a source to out/train and out/validation.
 
     A text's hash decides its side. The files do not depend on the number of workers (by default
-    one per core), nor on interruptions.
+    one for each core that may be used), nor on interruptions.
     """
     out = Path(out)
-    workers = (os.cpu_count() or 1) if workers is None else workers
+    workers = cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     if not 0 <= validation_fraction < 1:

@@ -14,6 +14,11 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run_all(
     job: Callable[[Task], Result],
     tasks: Sequence[Task],

@@ -26,7 +26,7 @@ def measure_position_loss(
 ) -> PositionLoss:
     """Mean and spread over documents of one length, at every position.
 
-    Position i is the loss of the token that follows i + 1 others. Sums are float64.
+    Position i is the loss of the token that follows i + 1 others. Means are taken in float64.
     """
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or documents.shape[1] < 2 or not len(documents):
@@ -34,26 +34,22 @@ def measure_position_loss(
             "documents must be rows of at least 2 tokens, all of one length, "
             f"got shape {tuple(documents.shape)}"
         )
-    total = torch.zeros(documents.shape[1] - 1, dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    means = []
-    for start in range(0, len(documents), batch):
-        losses_BT = subject.losses(documents[start : start + batch].to(device)).double().cpu()
-        total += losses_BT.sum(0)
-        squares += losses_BT.square().sum(0)
-        means.append(losses_BT)
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    count, parts = len(documents), []
+    for start in range(0, count, batch):
+        parts.append(subject.losses(documents[start : start + batch].to(device)).double().cpu())
         if on_document is not None:
-            on_document(min(start + batch, len(documents)), len(documents))
-    count = len(documents)
-    mean = total / count
-    spread = ((squares / count - mean.square()).clamp_min(0.0) * count / max(count - 1, 1)).sqrt()
+            on_document(min(start + batch, count), count)
+    losses = torch.cat(parts)
     return PositionLoss(
         run=run,
-        mean=mean.tolist(),
-        std=spread.tolist(),
+        mean=losses.mean(0).tolist(),
+        # A single document has no spread.
+        std=losses.std(0, correction=min(1, count - 1)).tolist(),
         count=count,
-        edges=bin_edges(total.numel()),
-        binned=_binned(torch.cat(means)).tolist(),
+        edges=bin_edges(losses.shape[1]),
+        binned=_binned(losses).tolist(),
         provenance=provenance,
     )
 

@@ -43,13 +43,14 @@ def measure_retrieval(
     """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
 
     A grid that was stopped goes on with the cells that `out` lacks under its run and configuration.
-    Trial i of a cell has the same
-    needle and the same stretch of text for every model.
+    Trial i of a cell has the same needle and the same stretch of text for every model.
     """
     if not len(lengths) or not len(depths) or trials < 1:
         raise ValueError(
             f"a grid needs lengths, depths and trials, got {len(lengths)}, {len(depths)}, {trials}"
         )
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     done = _finished(out, run, provenance.config_hash, trials)
     ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
     cells = [(length, depth) for length in lengths for depth in depths]

@@ -69,6 +69,9 @@ CAPTIONS = {
     ),
 }
 
+NEAR_NATS = 0.02
+"""Two losses that differ by less are called about equal; our choice."""
+
 CHOICES = (
     "The number of training steps and the text: the paper's are not known to us.",
     "The last eighth of the steps is (f)'s under SSMax.",
@@ -82,7 +85,7 @@ CHOICES = (
         "The control, a learnt temperature without log n, is not the paper's; it has no "
         "part in a claim's verdict."
     ),
-    "(c) counts as about equal to (b) within 0.02 nats.",
+    f"(c) counts as about equal to (b) within {NEAR_NATS} nats.",
 )
 IN_PIECES = (
     "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "

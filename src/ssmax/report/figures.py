@@ -1,4 +1,4 @@
-"""The paper's eight figures, one function each, from records alone."""
+"""The paper's eight figures and one of ours, a function each, from records alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,23 +7,29 @@ from typing import Any
 import numpy as np
 
 from ssmax.records import NeedleScore, NeedleTrial, PositionLoss
-from ssmax.report.fits import fit_table, softmax_largest
-from ssmax.report.style import look, new_figure
+from ssmax.report.curves import (
+    accuracy_map,
+    by_position,
+    by_rank,
+    said_word,
+    smoothed,
+    top_score,
+    usual_word,
+)
+from ssmax.report.fits import fit_table
+from ssmax.report.style import LOOKS, look, new_figure
 
 FIGURE_1_S = 0.43
 """The s of the paper's first figure; not an initial value."""
+FIGURE_3_SIZES = (10, 100, 1000, 10_000)
 
 
 def figure1(sizes: Sequence[int] | None = None) -> Any:
     """C1: softmax's largest output fades with n, SSMax's does not."""
     sizes = sizes or [round(10 ** (power / 8)) for power in range(3, 41)]
     figure, axis = new_figure()
-    softmax, ssmax = [], []
-    for n in sizes:
-        z = np.full(n, -2.0)
-        z[-1] = 3.0
-        softmax.append(softmax_largest(z))
-        ssmax.append(softmax_largest(z, FIGURE_1_S * math.log(n)))
+    softmax = [figure1_output(n, 1.0) for n in sizes]
+    ssmax = [figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes]
     for name, values in (("a", softmax), ("b", ssmax)):
         style = look(name)
         label = "softmax" if name == "a" else f"SSMax, s = {FIGURE_1_S}"
@@ -31,6 +37,11 @@ def figure1(sizes: Sequence[int] | None = None) -> Any:
     axis.set(xscale="log", ylim=(0, 1.02), xlabel="input vector size n", ylabel="largest output")
     axis.legend(frameon=False)
     return figure
+
+
+def figure1_output(n: int, factor: float) -> float:
+    """The largest output of softmax over factor (-2, ..., -2, 3): n entries."""
+    return softmax_output_of_last(np.append(np.full(n - 1, -2.0), 3.0), factor)
 
 
 def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
@@ -47,7 +58,7 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
     return figure
 
 
-def figure3(sizes: Sequence[int] = (10, 100, 1000, 10_000), s: float = FIGURE_1_S) -> Any:
+def figure3(sizes: Sequence[int] = FIGURE_3_SIZES, s: float = FIGURE_1_S) -> Any:
     """C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     figure, axes = new_figure(9.0, 4.0, columns=2)
     tops = np.linspace(0.0, 20.0, 201)
@@ -82,11 +93,8 @@ def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
     figure, axis = new_figure()
     for name, (steps, losses) in curves.items():
         style = look(name)
-        width = max(1, len(losses) // 50)
-        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
         axis.plot(
-            list(steps)[width - 1 :],
-            smooth,
+            *smoothed(steps, losses),
             color=style.colour,
             linestyle=style.dash,
             label=style.label,
@@ -97,15 +105,12 @@ def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
     return figure
 
 
-def figure5(losses: Mapping[str, PositionLoss], *, train_length: int) -> Any:
-    """C5: loss at every position, the training length marked; means over bins of 1 % each."""
+def figure5(losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int) -> Any:
+    """C5: loss at every position, the training length marked; means over runs and bins of 1 %."""
     figure, axis = new_figure()
-    for name, record in losses.items():
+    for name, records in losses.items():
         style = look(name)
-        width = max(1, len(record.mean) // 100)
-        count = len(record.mean) // width
-        bins = np.asarray(record.mean[: count * width]).reshape(count, width).mean(1)
-        places = (np.arange(count) + 0.5) * width
+        places, bins = by_position(records)
         axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=style.label)
     axis.axvline(train_length, color="#777777", linestyle=":")
     axis.annotate(
@@ -148,27 +153,15 @@ def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Any:
     return figure
 
 
-def accuracy_map(trials: Sequence[NeedleTrial]) -> tuple[list[int], list[float], np.ndarray]:
-    """Context sizes, depths, and the share of whole numbers: (depths, sizes)."""
-    lengths = sorted({trial.length for trial in trials})
-    depths = sorted({trial.depth for trial in trials})
-    total = np.zeros((2, len(depths), len(lengths)))
-    for trial in trials:
-        place = depths.index(trial.depth), lengths.index(trial.length)
-        total[0][place] += trial.is_whole
-        total[1][place] += 1
-    return lengths, depths, total[0] / np.maximum(total[1], 1)
-
-
-def figure7(scores: Mapping[str, NeedleScore], *, heads: int = 25) -> Any:
-    """C7: the needle scores of the top heads, for the paper's needle."""
+def figure7(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
+    """C7: the needle scores of the top heads for the paper's needle, the mean over haystacks."""
     figure, axis = new_figure()
-    for name, record in scores.items():
+    for name, trials in scores.items():
         style = look(name)
-        ranked = sorted((s for row in record.number_scores for s in row), reverse=True)[:heads]
+        ranked = by_rank(trials)
         places = range(1, len(ranked) + 1)
         axis.plot(places, ranked, color=style.colour, linestyle=style.dash, marker="o",
-                  markersize=3, label=f"{style.label}: {said_word(record)}")  # fmt: skip
+                  markersize=3, label=f"{style.label}: {usual_word(trials)}")  # fmt: skip
     axis.set(xlabel="head, by rank", ylabel="needle score", ylim=(0, None))
     axis.legend(frameon=False, fontsize=8)
     return figure
@@ -200,13 +193,26 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
     return figure
 
 
-def top_score(trial: NeedleScore) -> float:
-    """The largest needle score of all heads."""
-    return max(score for row in trial.number_scores for score in row)
+def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Any:
+    """Ours: every configuration under every variant of a study, a panel for each measure.
 
-
-def said_word(trial: NeedleScore | NeedleTrial) -> str:
-    """What a trial came to, in words."""
-    if trial.is_whole:
-        return "whole number"
-    return "first digit" if trial.first_digit else "wrong"
+    By panel, variant and configuration: a value for each run. A dot is their mean, its line goes
+    from the least to the largest.
+    """
+    rows = max(len(varied) for varied in panels.values())
+    figure, axes = new_figure(4.8 * len(panels), 1.2 + 0.8 * rows, columns=len(panels))
+    for axis, (title, varied) in zip(np.ravel(axes), panels.items(), strict=True):
+        names = [name for name in LOOKS if any(name in found for found in varied.values())]
+        for place, name in enumerate(names):
+            style = look(name)
+            for row, values in enumerate(found.get(name, ()) for found in varied.values()):
+                if values:
+                    height = row + 0.8 * ((place + 0.5) / len(names) - 0.5)
+                    axis.plot((min(values), max(values)), (height, height), color=style.colour)
+                    axis.plot(np.mean(values), height, "o", color=style.colour, markersize=4)
+            axis.plot([], [], "o-", color=style.colour, markersize=4, label=style.label)
+        axis.set_yticks(range(len(varied)), list(varied))
+        axis.invert_yaxis()
+        axis.set_xlabel(title)
+    np.ravel(axes)[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure

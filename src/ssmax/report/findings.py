@@ -25,6 +25,10 @@ RUNS, RESULTS, DONE = "runs", "results", "done"
 """A study's files and folders, whoever writes them."""
 PIECES, ARCHIVE = "pieces", ".tar.xz"
 """Where a study that was made in pieces has their records, packed."""
+POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
+FADING, NEEDLE = "fading.jsonl", "needle.jsonl"
+NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
+"""Records of one measurement each, in whatever folder of results."""
 PROBE = "probe"
 
 
@@ -85,16 +89,8 @@ class Findings:
 
 def read_findings(folder: Path) -> Findings:
     """The findings of a study's folder, from the jobs that are done."""
-    path = folder / STUDY
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"
-        )
-    try:
-        values = json.loads(path.read_text())
-        findings = Findings(study=values["study"], commands=values.get("commands", []))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not the record of a study: {error}") from None
+    values = read_study_file(folder)
+    findings = Findings(study=values["study"], commands=values.get("commands", []))
     if (folder / PIECES).is_dir():
         for archive in sorted((folder / PIECES).glob(f"*{ARCHIVE}")):
             with unpacked(archive) as piece:
@@ -104,6 +100,20 @@ def read_findings(folder: Path) -> Findings:
     if (folder / VERDICTS).is_file():
         findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
     return findings
+
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    """What a study's folder says of itself: the study, its jobs, and where it was made."""
+    path = folder / STUDY
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"
+        )
+    try:
+        values = dict(json.loads(path.read_text()))
+        return {**values, "study": dict(values["study"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not the record of a study: {error!r}") from None
 
 
 @contextmanager
@@ -126,25 +136,32 @@ def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
     for results, name, seed in _folders(folder / RESULTS):
         replica = Replica(seed, piece)
         for what, job, kind, home in _homes(findings):
-            path = results / f"{what}.jsonl"
+            path = results / what
             # A study of before a measurement existed goes without it.
             if f"{job}-{name}-{seed}" in done and path.is_file():
-                records = read_jsonl(path, kind)
+                records = _newest(read_jsonl(path, kind))
                 is_one = kind in (PositionLoss, Fading)
                 home.setdefault(name, {})[replica] = records[-1] if is_one else records
-                words = f"{what.replace('_', ' ')}, {name}, {replica}"
+                words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
                 findings.provenances.append((words, records[-1].provenance))
+
+
+def _newest(records: list[Any]) -> list[Any]:
+    """Those of the last measurement; what one with other settings left behind does not count."""
+    return [
+        one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
+    ]
 
 
 def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
     """File, the job that writes it, what its lines are, and where they go."""
     return [
-        ("position_loss", "loss", PositionLoss, findings.position_losses),
-        ("position_loss_same_theta", "loss", PositionLoss, findings.same_theta_losses),
-        ("fading", "loss", Fading, findings.fading),
-        ("needle", "needle", NeedleTrial, findings.trials),
-        ("needle_score", "needle", NeedleScore, findings.scores),
-        ("papers_needle", "needle", NeedleScore, findings.papers_needle),
+        (POSITION_LOSS, "loss", PositionLoss, findings.position_losses),
+        (SAME_THETA_LOSS, "loss", PositionLoss, findings.same_theta_losses),
+        (FADING, "loss", Fading, findings.fading),
+        (NEEDLE, "needle", NeedleTrial, findings.trials),
+        (NEEDLE_SCORE, "needle", NeedleScore, findings.scores),
+        (PAPERS_NEEDLE_SCORE, "needle", NeedleScore, findings.papers_needle),
     ]
 
 

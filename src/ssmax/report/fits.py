@@ -50,9 +50,3 @@ def _fit(name: str, x: np.ndarray, y: np.ndarray) -> Fit:
     total = float(((y - y.mean()) ** 2).sum())
     r2 = 1.0 - float(((y - curve) ** 2).sum()) / total if total > 0 else math.nan
     return Fit(name=name, a1=float(a1), a2=float(a2), r2=r2, curve=curve.tolist())
-
-
-def softmax_largest(z: np.ndarray, factor: float = 1.0) -> float:
-    """The largest output of softmax over factor z."""
-    scaled = factor * (z - z.max())
-    return float(1.0 / np.exp(scaled).sum())

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
-from ssmax.report.figures import FIGURE_1_S
+from ssmax.report.figures import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax.report.page_tables import (
-    FIGURE_3_SIZES,
     FIGURE_TABLES,
     NONE,
     fading_table,
@@ -284,8 +283,8 @@ def _scales(payload: Mapping[str, Any]) -> str:
     if payload.get("scales"):
         content = (
             '<figure><div class="plot" data-plot="scales"></div><figcaption>One value for each '
-            "layer and head, coloured by its distance from the value it started at. (c) has none: "
-            f"its s is 1.</figcaption>{_data(scales_table(payload))}</figure>"
+            "layer and head of the first run, coloured by its distance from the value it started "
+            f"at. (c) has none: its s is 1.</figcaption>{_data(scales_table(payload))}</figure>"
         )
     else:
         content = f'<p class="missing">The learnt s: {MISSING}.</p>'

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last
-from ssmax.report.fits import softmax_largest
+from ssmax.report.figures import (
+    FIGURE_1_S,
+    FIGURE_3_SIZES,
+    figure1_output,
+    figure3_input,
+    softmax_output_of_last,
+)
 
 MAX_ROWS = 30
 NONE = "&ndash;"
-FIGURE_3_SIZES = (10, 100, 1000, 10_000)
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -78,10 +82,8 @@ def figure1_table(payload: Mapping[str, Any]) -> str:
     """The largest output for the paper's first input."""
     rows = []
     for n in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000):
-        z = np.full(n, -2.0)
-        z[-1] = 3.0
-        ssmax = softmax_largest(z, FIGURE_1_S * math.log(n))
-        rows.append([number(n), number(softmax_largest(z)), number(ssmax)])
+        ssmax = figure1_output(n, FIGURE_1_S * math.log(n))
+        rows.append([number(n), number(figure1_output(n, 1.0)), number(ssmax)])
     return table(["n", "softmax", f"SSMax, s = {FIGURE_1_S}"], rows)
 
 

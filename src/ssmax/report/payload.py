@@ -1,32 +1,43 @@
 """A study's findings as the plain values that the page is made of."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ssmax.records import Comparison, PositionLoss
+from ssmax.records import Comparison
 from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
-from ssmax.report.figures import accuracy_map, said_word, top_score
-from ssmax.report.findings import ByReplica, Findings
+from ssmax.report.curves import (
+    accuracy_map,
+    by_position,
+    by_rank,
+    mean_curves,
+    pooled,
+    said_word,
+    smoothed,
+    top_score,
+    usual_word,
+)
+from ssmax.report.findings import Findings
 from ssmax.report.fits import fit_table
 from ssmax.report.style import LOOKS
 
-Item = TypeVar("Item")
-
 POINTS = 200
 """Of a curve on the page."""
-TOP_HEADS = 25
 
 
 def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     """All of the page but its looks; what was not measured is missing."""
     preset = findings.study["preset"]
+    training = {name: smoothed(*curve) for name, curve in mean_curves(findings.curves).items()}
+    test = {
+        name: by_position(list(found.values())) for name, found in findings.position_losses.items()
+    }
     figures = {
         "2": _figure2(findings),
-        "4": _curves(_smooth_curves(findings)),
-        "5": _curves(position_curves(findings.position_losses)) | {"theta": findings.theta},
+        "4": _curves(training),
+        "5": _curves(test) | {"theta": findings.theta},
         "6": _figure6(findings),
         "7": _figure7(findings),
         "8": _figure8(findings),
@@ -88,40 +99,7 @@ def _has_data(figure: dict[str, Any]) -> bool:
     return any(isinstance(value, dict) and value for value in figure.values())
 
 
-def _smooth_curves(findings: Findings) -> dict[str, tuple[Sequence[int], np.ndarray]]:
-    """Training losses, the mean over seeds, smoothed over a fiftieth."""
-    curves = {}
-    for name, (steps, losses) in mean_curves(findings).items():
-        width = max(1, len(losses) // 50)
-        curves[name] = (steps[width - 1 :], np.convolve(losses, np.ones(width) / width, "valid"))
-    return curves
-
-
-def mean_curves(findings: Findings) -> dict[str, tuple[list[int], list[float]]]:
-    """Steps and training losses, the mean over seeds."""
-    curves = {}
-    for name, by_seed in findings.curves.items():
-        shortest = min(len(losses) for _, losses in by_seed.values())
-        losses = np.mean([losses[:shortest] for _, losses in by_seed.values()], axis=0)
-        curves[name] = (next(iter(by_seed.values()))[0][:shortest], losses.tolist())
-    return curves
-
-
-def position_curves(
-    losses: ByReplica[PositionLoss],
-) -> dict[str, tuple[Sequence[int], np.ndarray]]:
-    """Loss by position, the mean over seeds, in bins of about a hundredth."""
-    curves = {}
-    for name, by_seed in losses.items():
-        mean = np.mean([record.mean for record in by_seed.values()], axis=0)
-        width = max(1, len(mean) // 100)
-        count = len(mean) // width
-        bins = mean[: count * width].reshape(count, width).mean(1)
-        curves[name] = ([place * width + width // 2 for place in range(count)], bins)
-    return curves
-
-
-def _curves(curves: dict[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, Any]:
+def _curves(curves: Mapping[str, tuple[Sequence[int], np.ndarray]]) -> dict[str, Any]:
     thinned = {}
     for name, (x, y) in curves.items():
         keep = np.unique(np.linspace(0, len(x) - 1, min(POINTS, len(x))).round().astype(int))
@@ -134,7 +112,12 @@ def _figure2(findings: Findings) -> dict[str, Any]:
     for replica, table in findings.tables.items():
         tables[str(replica)] = _short(table[1:])
         fits[str(replica)] = [
-            {**dataclasses.asdict(fit), "curve": _short(fit.curve)} for fit in fit_table(table)
+            {
+                "name": fit.name,
+                **{key: _short([getattr(fit, key)])[0] for key in ("a1", "a2", "r2")},
+                "curve": _short(fit.curve),
+            }
+            for fit in fit_table(table)
         ]
     return {"tables": tables, "fits": fits, "first": 2}
 
@@ -157,14 +140,7 @@ def _figure6(findings: Findings) -> dict[str, Any]:
 def _figure7(findings: Findings) -> dict[str, Any]:
     heads, length = {}, 0
     for name, scores in pooled(findings.papers_needle).items():
-        flat = [
-            sorted((value for row in score.number_scores for value in row), reverse=True)
-            for score in scores
-        ]
-        heads[name] = {
-            "y": _short(np.mean(flat, axis=0)[:TOP_HEADS]),
-            "answer": _usual(said_word(score) for score in scores),
-        }
+        heads[name] = {"y": _short(by_rank(scores)), "answer": usual_word(scores)}
         length = scores[0].length
     return {"heads": heads, "length": length}
 
@@ -181,22 +157,8 @@ def _figure8(findings: Findings) -> dict[str, Any]:
     return {"trials": trials, "length": length}
 
 
-def pooled(by_seed: ByReplica[list[Item]]) -> dict[str, list[Item]]:
-    """The items of all seeds together."""
-    return {
-        name: [item for seed in sorted(found) for item in found[seed]]
-        for name, found in by_seed.items()
-    }
-
-
-def _usual(words: Iterable[str]) -> str:
-    """The most frequent; of several the first in the order of the alphabet."""
-    every = sorted(words)
-    return max(dict.fromkeys(every), key=every.count)
-
-
 def _scales(findings: Findings) -> dict[str, Any]:
-    """Every head's s, and b where there is one, of the first seed."""
+    """Every head's s, and b where there is one, of the first run."""
     found = {}
     for name, by_seed in findings.scales.items():
         values = by_seed[min(by_seed)]
@@ -208,11 +170,10 @@ def _scales(findings: Findings) -> dict[str, Any]:
 
 
 def _start(findings: Findings, name: str) -> float:
-    """Where s began: 1 for the control, L / log(L!) for SSMax."""
-    if name == "temperature":
-        return 1.0
-    length = findings.train_length
-    return length / float(np.log(np.arange(1, length + 1)).sum())
+    """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
+    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(name, 1.0)
+    log_n = np.log(np.arange(1, findings.train_length + 1))
+    return findings.train_length / float((log_n**power).sum())
 
 
 def _fading(findings: Findings) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""Measured results as tables in Markdown, for the README and the docs: from records alone."""
+"""Measured results as tables in Markdown and a figure, for the README and the docs."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ssmax.records import Comparison, NeedleTrial, PositionLoss
+from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import ByReplica, Findings, Record, read_findings
 from ssmax.report.style import LOOKS
 
@@ -67,48 +69,71 @@ def headlines(results: Mapping[str, Findings]) -> str:
 def variants(results: Mapping[str, Findings]) -> str:
     """What becomes of (b) against (a) where position code, windows or size are varied."""
     rows = []
-    for _, findings in sorted(results.items()):
-        preset, colon, variant = findings.study["preset"].partition(":")
-        if preset == "small":
-            told = {one.text: one for one in findings.comparisons}
-            effects = [_effect(told[text]) if text in told else "-" for text in VARIED]
-            rows.append([variant if colon else "as it is", *effects])
+    for variant, findings in _varied(results).items():
+        told = {one.text: one for one in findings.comparisons}
+        rows.append([variant, *(_effect(told[text]) if text in told else "-" for text in VARIED)])
     header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
     return _table(header, rows) if rows else "Not measured yet."
+
+
+def variants_figure(results: Mapping[str, Findings]) -> Any | None:
+    """Every configuration under every variant; None where none was measured."""
+    varied = _varied(results)
+    losses, found = {}, {}
+    for variant, one in varied.items():
+        losses[variant] = _values(one.position_losses, _loss(one.train_length, is_long=True))
+        found[variant] = _values(one.trials, _found(one.train_length, is_long=True))
+    titles = ("loss beyond the training length", "numbers found beyond it")
+    return variants_drawn(dict(zip(titles, (losses, found), strict=True))) if varied else None
+
+
+def _varied(results: Mapping[str, Findings]) -> dict[str, Findings]:
+    """The small study and its variants, by what is varied."""
+    found = {}
+    for _, findings in sorted(results.items()):
+        preset, _, variant = findings.study["preset"].partition(":")
+        if preset == "small":
+            found[variant or "as it is"] = findings
+    return found
+
+
+def _values(home: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, list[float]]:
+    return {name: list(map(value, by_replica.values())) for name, by_replica in home.items()}
+
+
+def _loss(length: int, *, is_long: bool) -> Callable[[PositionLoss], float]:
+    """The mean within the training length, or beyond it."""
+    part = slice(length, None) if is_long else slice(length)
+    return lambda record: float(np.mean(record.mean[part]))
+
+
+def _found(length: int, *, is_long: bool) -> Callable[[list[NeedleTrial]], float]:
+    """The share of whole numbers within the training length, or beyond it."""
+
+    def share(trials: list[NeedleTrial]) -> float:
+        return float(np.mean([one.is_whole for one in trials if (one.length > length) == is_long]))
+
+    return share
+
+
+def _last_tenth(curve: tuple[list[int], list[float]]) -> float:
+    return float(np.mean(curve[1][-max(1, len(curve[1]) // 10) :]))
 
 
 def numbers(findings: Findings) -> str:
     """Means of every configuration over its runs, from the least to the largest in brackets."""
     length = findings.train_length
-
-    def loss(is_long: bool) -> Callable[[PositionLoss], float]:
-        def mean(record: PositionLoss) -> float:
-            part = record.mean[length:] if is_long else record.mean[:length]
-            return float(np.mean(part))
-
-        return mean
-
-    def found(is_long: bool) -> Callable[[list[NeedleTrial]], float]:
-        def share(trials: list[NeedleTrial]) -> float:
-            return float(
-                np.mean([one.is_whole for one in trials if (one.length > length) == is_long])
-            )
-
-        return share
-
-    def last_tenth(curve: tuple[list[int], list[float]]) -> float:
-        return float(np.mean(curve[1][-max(1, len(curve[1]) // 10) :]))
-
+    columns = [
+        _values(findings.curves, _last_tenth),
+        _values(findings.position_losses, _loss(length, is_long=False)),
+        _values(findings.position_losses, _loss(length, is_long=True)),
+        _values(findings.same_theta_losses, _loss(length, is_long=True)),
+        _values(findings.trials, _found(length, is_long=False)),
+        _values(findings.trials, _found(length, is_long=True)),
+    ]
     rows = []
     for name, look in LOOKS.items():
-        cells = [
-            _cell(findings.curves, name, last_tenth),
-            _cell(findings.position_losses, name, loss(False)),
-            _cell(findings.position_losses, name, loss(True)),
-            _cell(findings.same_theta_losses, name, loss(True)),
-            _cell(findings.trials, name, found(False)),
-            _cell(findings.trials, name, found(True)),
-        ]
+        cells = [_cell(column.get(name, [])) for column in columns]
         if set(cells) != {"-"}:
             runs = max(len(home.get(name, ())) for home in (findings.curves, findings.trials))
             rows.append([look.label, str(runs), *cells])
@@ -140,10 +165,9 @@ def comparisons(found: Sequence[Comparison]) -> str:
     return _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
 
 
-def _cell(home: ByReplica[Record], name: str, value: Callable[[Record], float]) -> str:
-    if name not in home:
+def _cell(values: Sequence[float]) -> str:
+    if not values:
         return "-"
-    values = [value(record) for record in home[name].values()]
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
     return f"{np.mean(values):.3f}{spread}"
 

@@ -19,17 +19,18 @@ from ssmax.records import (
     Provenance,
     read_jsonl,
 )
-from ssmax.report.figures import top_score
+from ssmax.report.curves import by_position, top_score
+from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax.report.page import asset, origin
 from ssmax.report.page_tables import table
 from ssmax.report.style import LOOKS, as_svg, new_figure
 
 PAGE = "side-by-side.html"
 FILES = {
-    "position_loss.jsonl": PositionLoss,
-    "needle.jsonl": NeedleTrial,
-    "needle_score.jsonl": NeedleScore,
-    "fading.jsonl": Fading,
+    POSITION_LOSS: PositionLoss,
+    NEEDLE: NeedleTrial,
+    NEEDLE_SCORE: NeedleScore,
+    FADING: Fading,
 }
 
 Record = TypeVar("Record")
@@ -59,10 +60,10 @@ class SideBySide:
             )
         every: list[Any] = [record for records in found.values() for record in records]
         self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
-        self.losses: dict[str, list[PositionLoss]] = _newest(found.get("position_loss.jsonl", []))
-        self.trials: dict[str, list[NeedleTrial]] = _newest(found.get("needle.jsonl", []))
-        self.scores: dict[str, list[NeedleScore]] = _newest(found.get("needle_score.jsonl", []))
-        self.fading: dict[str, list[Fading]] = _newest(found.get("fading.jsonl", []))
+        self.losses: dict[str, list[PositionLoss]] = _newest(found.get(POSITION_LOSS, []))
+        self.trials: dict[str, list[NeedleTrial]] = _newest(found.get(NEEDLE, []))
+        self.scores: dict[str, list[NeedleScore]] = _newest(found.get(NEEDLE_SCORE, []))
+        self.fading: dict[str, list[Fading]] = _newest(found.get(FADING, []))
 
     def rows(self) -> list[Row]:
         """What there is to compare."""
@@ -160,11 +161,7 @@ def draw(found: SideBySide) -> Any:
     for run in found.runs:
         line = {"color": looks[run].colour, "linestyle": looks[run].dash, "label": run}
         if run in found.losses:
-            mean = np.asarray(found.losses[run][-1].mean)
-            width = max(1, len(mean) // 100)
-            count = len(mean) // width
-            bins = mean[: count * width].reshape(count, width).mean(1)
-            loss.plot((np.arange(count) + 0.5) * width, bins, **line)
+            loss.plot(*by_position(found.losses[run][-1:]), **line)
         if run in found.trials:
             shares = _by_length(found.trials[run])
             right = [np.mean([one.is_whole for one in shares[length]]) for length in shares]

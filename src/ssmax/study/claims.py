@@ -12,15 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmax.records import Comparison, NeedleScore, NeedleTrial, PositionLoss, Provenance
-from ssmax.report.figures import FIGURE_1_S, figure3_input, softmax_output_of_last, top_score
+from ssmax.report.captions import NEAR_NATS
+from ssmax.report.curves import top_score
+from ssmax.report.figures import (
+    FIGURE_1_S,
+    figure1_output,
+    figure3_input,
+    softmax_output_of_last,
+)
 from ssmax.report.findings import ByReplica, Findings, Replica
-from ssmax.report.fits import fit_table, softmax_largest
+from ssmax.report.fits import fit_table
 from ssmax.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
 
 CONTROL = "temperature"
 NOT_MEASURED = "not measured"
-NEAR_NATS = 0.02
-"""Two losses that differ by less are called about equal; our choice."""
 STRETCHES = 5
 """A learning curve is compared in so many stretches after its first tenth, the warm-up; few and
 long, since neighbouring steps of a run differ alike."""
@@ -74,14 +79,9 @@ Result = tuple[str, str, Interval, str, str, bool]
 
 
 def _claim_1() -> list[Result]:
-    def largest(n: int, factor: float) -> float:
-        z = np.full(n, -2.0)
-        z[-1] = 3.0
-        return softmax_largest(z, factor)
-
     sizes = [2**power for power in range(1, 17)]
-    faded = exact(largest(sizes[-1], 1.0) - largest(sizes[0], 1.0))
-    least = exact(min(largest(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
+    faded = exact(figure1_output(sizes[-1], 1.0) - figure1_output(sizes[0], 1.0))
+    least = exact(min(figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
     return [
         ("C1", "softmax's largest output falls between n = 2 and n = 65,536", faded,
          "of the weight", faded.verdict("below"), False),

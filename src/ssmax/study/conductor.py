@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from ssmax.records import PIECE_VARIABLE
 from ssmax.study.plan import Job, seconds_taken
@@ -19,6 +20,7 @@ LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_START = 45
 """With less left of the time, nothing is started: it would be compiled and stopped."""
+StoppedBy = Literal["signal", "clock"]
 # The first line of a worker's last words: "step 10/600  loss ...", "cell 3/30".
 _PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
 
@@ -85,7 +87,7 @@ class Conductor:
         self.jobs: Sequence[Job] = jobs
         self.command: Callable[[Job], list[str]] = command
         self.workers: int = workers
-        self.expected = expected
+        self.expected: float = expected
         self.is_done: set[str] = {
             job.name for job in jobs if seconds_taken(folder, job) is not None
         }
@@ -93,13 +95,13 @@ class Conductor:
         self.tally: Tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
         self.line: LiveLine = LiveLine()
         self.is_stopping: bool = False
+        self.stopped_by: StoppedBy | None = None
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self.is_short_of_time: bool = False
         # Workers learn from it whose records they make.
         self.environment: dict[str, str] = {**os.environ, PIECE_VARIABLE: piece}
 
-    def run(self) -> bool:
-        """All of it; False where a signal or the time ended it early. Failures are in `failed`."""
+    def run(self) -> StoppedBy | None:
+        """All of it; what ended it early, where something did. Failures are in `failed`."""
         running: list[Running] = []
         before = {
             number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
@@ -109,10 +111,10 @@ class Conductor:
                 if not self.is_stopping:
                     self._start_what_can(running)
                 if not running:
-                    return not (self.is_stopping or self.is_short_of_time)
+                    return self.stopped_by
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if time.monotonic() > self.ends and not self.is_stopping:
-                    self.is_stopping = True
+                    self.is_stopping, self.stopped_by = True, "clock"
                     self.line.say("the time is used: what runs is saved first")
                 if self.is_stopping:
                     self._tell(running)
@@ -123,6 +125,7 @@ class Conductor:
         finally:
             for one in running:
                 one.process.kill()
+                one.process.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.line.close()
@@ -136,7 +139,7 @@ class Conductor:
                 continue
             if all(name in self.is_done for name in job.needs):
                 if not self._has_time_for(job):
-                    self.is_short_of_time = True
+                    self.stopped_by = "clock"
                     continue
                 running.append(self._start(job))
                 # Preparing takes every core for itself.
@@ -144,8 +147,7 @@ class Conductor:
                     return
 
     def _has_time_for(self, job: Job) -> bool:
-        needed = SECONDS_TO_START if job.goes_on else self.tally.weights[job.name]
-        return time.monotonic() + needed <= self.ends
+        return time.monotonic() + seconds_to_use(job, self.tally.weights[job.name]) <= self.ends
 
     def _start(self, job: Job) -> Running:
         log = self.folder / LOGS / f"{job.name}.log"
@@ -184,9 +186,9 @@ class Conductor:
         self.line.show(f"{jobs}  {share:.0%}  {clock(seconds)} left  {words}")
 
     def _stop(self, number: int, frame: object) -> None:
-        if self.is_stopping:
+        if self.stopped_by == "signal":
             raise KeyboardInterrupt
-        self.is_stopping = True
+        self.is_stopping, self.stopped_by = True, "signal"
         self.line.say("stopping: what runs is saved first; once more to stop at once")
 
     def _tell(self, running: Sequence[Running]) -> None:
@@ -194,6 +196,11 @@ class Conductor:
             if not one.is_told:
                 one.process.terminate()
                 one.is_told = True
+
+
+def seconds_to_use(job: Job, expected: float) -> float:
+    """With less of them a job gets nowhere: one that would begin again has to end."""
+    return SECONDS_TO_START if job.goes_on else expected
 
 
 def worker_command(
@@ -205,8 +212,3 @@ def worker_command(
     command = [*start, "ssmax.study.worker", str(folder), job.name, "--data", str(data)]
     command += ["--device", device] if device else []
     return command + (["--threads", str(threads)] if threads else [])
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

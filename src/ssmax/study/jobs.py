@@ -7,8 +7,8 @@ import numpy as np
 
 from ssmax.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax.data.preparation import prepare
-from ssmax.report.findings import RESULTS, RUNS
-from ssmax.study.measurement import SAME_THETA_LOSS, Measurement
+from ssmax.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
+from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
 from ssmax.study.presets import FAMILY, REPLACED, Study
 from ssmax.train import configured, finetune, joined_world, pretrain

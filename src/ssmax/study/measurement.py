@@ -29,15 +29,16 @@ from ssmax.records import (
     read_jsonl,
     to_json_line,
 )
+from ssmax.report.findings import (
+    FADING,
+    NEEDLE,
+    NEEDLE_SCORE,
+    PAPERS_NEEDLE_SCORE,
+    POSITION_LOSS,
+)
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
-
-POSITION_LOSS, NEEDLE = "position_loss.jsonl", "needle.jsonl"
-SAME_THETA_LOSS = "position_loss_same_theta.jsonl"
-NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
-FADING = "fading.jsonl"
-
 
 OnProgress = Callable[[str, int, int], None]
 """What is counted, how many are done, of how many."""
@@ -189,7 +190,7 @@ class Measurement:
                 trials=trials,
                 seed=seed,
                 out=self.results / NEEDLE,
-                provenance=self.provenance(seed=seed, digits=digits),
+                provenance=self.provenance(seed=seed, digits=digits, trials=trials),
                 batch=batch,
                 digits=digits,
                 on_cell=lambda done, total: on_progress("cell", done, total),
@@ -246,6 +247,11 @@ class Measurement:
         self.results.mkdir(parents=True, exist_ok=True)
         path = self.results / name
         old = read_jsonl(path, type(records[0])) if path.exists() else []
-        mine = {(record.run, record.provenance.config_hash) for record in records}
-        kept = [one for one in old if (one.run, one.provenance.config_hash) not in mine]
+        mine = set(map(_measured, records))
+        kept = [one for one in old if _measured(one) not in mine]
         write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+
+
+def _measured(record: Any) -> tuple[Any, ...]:
+    """What a record is a measurement of; needle scores have their context size beside them."""
+    return record.run, record.provenance.config_hash, getattr(record, "length", None)

@@ -14,7 +14,16 @@ from typing import Any
 
 from ssmax._files import write_whole
 from ssmax.records import config_hash
-from ssmax.report.findings import ARCHIVE, DONE, PIECES, RESULTS, RUNS, STUDY, unpacked
+from ssmax.report.findings import (
+    ARCHIVE,
+    DONE,
+    PIECES,
+    RESULTS,
+    RUNS,
+    STUDY,
+    read_study_file,
+    unpacked,
+)
 
 RECORDS = (
     STUDY,
@@ -58,12 +67,14 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
     for archive in archives:
         check_archive(archive)
         with unpacked(archive) as piece:
-            values = _study_of(piece, archive)
+            if not (piece / STUDY).is_file():
+                raise ValueError(f"{archive} is no piece of a study: it holds no {STUDY}")
+            values = _filled(read_study_file(piece))
         # A study that was made on one machine is its only piece.
         name = values["piece"] or archive.name.removesuffix(ARCHIVE)
         check_piece(name)
         if (folder / STUDY).exists():
-            values = _joined(_study_of(folder, folder), values, archive)
+            values = _joined(_filled(read_study_file(folder)), values, archive)
         shutil.copyfile(archive, folder / PIECES / f"{name}{ARCHIVE}")
         del values["piece"]
         write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
@@ -87,17 +98,14 @@ def _records(folder: Path) -> Iterator[Path]:
 
 def _homes(folder: Path) -> list[str]:
     """Where the study and its texts lie, as paths begin that are written into records."""
-    values = json.loads((folder / STUDY).read_text())
+    values = read_study_file(folder)
     parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
     return [f"{home}/" for home in (folder.resolve(), *sorted(parents))]
 
 
-def _study_of(folder: Path, said: Path) -> dict[str, Any]:
-    try:
-        values = json.loads((folder / STUDY).read_text())
-        return {"piece": "", "commands": [], **values, "study": dict(values["study"])}
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{said} is no piece of a study: {error}") from None
+def _filled(values: dict[str, Any]) -> dict[str, Any]:
+    """With what a study that is no piece, or was made before there were any, does not say."""
+    return {"piece": "", "commands": [], **values}
 
 
 def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict[str, Any]:

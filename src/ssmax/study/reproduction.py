@@ -8,11 +8,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ssmax._files import LOCK, locked, write_whole
+from ssmax.data.workers import cores
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
-from ssmax.report.findings import STUDY, VERDICTS, read_findings
+from ssmax.report.findings import STUDY, VERDICTS, read_findings, read_study_file
 from ssmax.study.claims import judge
-from ssmax.study.conductor import Conductor, cores, worker_command
+from ssmax.study.conductor import Conductor, StoppedBy, seconds_to_use, worker_command
 from ssmax.study.pieces import check_archive, check_piece, identity, pack
 from ssmax.study.plan import Job, makespan, plan, seconds_taken
 from ssmax.study.presets import Study
@@ -28,8 +29,11 @@ class Reproduced:
     """Nothing is left to do."""
     failed: Mapping[str, str]
     """Jobs that failed, and their last words."""
-    comparisons: Sequence[Comparison]
-    page: Path | None
+    comparisons: Sequence[Comparison] = ()
+    page: Path | None = None
+    """None where it was stopped, or nothing but a plan."""
+    stopped_by: StoppedBy | None = None
+    """A signal, or the clock as `minutes` asked for; the same call goes on."""
 
 
 def reproduce(
@@ -69,8 +73,6 @@ def reproduce(
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise ValueError(f"workers must be at least 1, got {many}")
-    if minutes is not None and minutes <= 0:
-        raise ValueError(f"minutes must be more than 0, got {minutes}")
     if records is not None:
         check_archive(records)
     if piece:
@@ -79,10 +81,12 @@ def reproduce(
     origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
     _refuse_another(study, folder, origin)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
+    if minutes is not None:
+        _check_minutes(minutes, study, left)
     expected = makespan(study, left, many)
     _say_plan(study, folder, jobs, left, many, expected, minutes)
     if dry_run:
-        return Reproduced(is_whole=not left, failed={}, comparisons=(), page=None)
+        return Reproduced(is_whole=not left, failed={})
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // many) if study.workers_per_core else 0
     with locked(folder) if left else nullcontext():
@@ -104,11 +108,11 @@ def reproduce(
             minutes=minutes,
             piece=piece,
         )
-        is_through = conductor.run()
+        stopped_by = conductor.run()
         if records is not None:
             pack(folder, records)
-        if not is_through:
-            return Reproduced(is_whole=False, failed=conductor.failed, comparisons=(), page=None)
+        if stopped_by is not None:
+            return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)
     return Reproduced(
         is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
@@ -140,11 +144,8 @@ class Origin:
 
 def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     """The study of a folder and its jobs by name."""
-    try:
-        values = json.loads((folder / STUDY).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} is no study: it holds no {STUDY}") from None
-    study = dict(values["study"])
+    values = read_study_file(folder)
+    study = values["study"]
     study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
     study["needle_lengths"] = tuple(study["needle_lengths"])
     jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
@@ -157,7 +158,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{folder} holds something that is no study; give another --out")
         return
-    values = json.loads((folder / STUDY).read_text())
+    values = read_study_file(folder)
     there = values["study"]
     for name, given in dataclasses.asdict(origin).items():
         if values.get(name, given) != given:
@@ -172,6 +173,19 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         )
 
 
+def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
+    """Refuse a time in which some job would never be started, however often it is tried."""
+    if minutes <= 0:
+        raise ValueError(f"minutes must be more than 0, got {minutes:g}")
+    seconds = {job.name: seconds_to_use(job, study.seconds[job.kind]) for job in left}
+    longest = max(seconds, key=seconds.__getitem__, default="")
+    if longest and 60 * minutes < seconds[longest]:
+        raise ValueError(
+            f"{minutes:g} minutes are too few: {longest} is not started with less than "
+            f"{seconds[longest]:g} seconds left; give at least {math.ceil(seconds[longest] / 60)}"
+        )
+
+
 def _write(
     study: Study, folder: Path, jobs: Sequence[Job], *, origin: Origin, command: str = ""
 ) -> None:
@@ -180,7 +194,7 @@ def _write(
     commands = [command] if command else []
     if (folder / STUDY).exists():
         known = read_study(folder)[1] | known
-        before = json.loads((folder / STUDY).read_text()).get("commands", [])
+        before = read_study_file(folder).get("commands", [])
         commands = list(dict.fromkeys([*before, *commands]))
     values = {
         "study": study.to_dict(),

@@ -22,6 +22,7 @@ _T = (
     2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 _NORMAL = 1.960
+_MOST_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,12 +76,13 @@ def over_items(
     if differences.size < 2:
         raise ValueError(f"a bootstrap needs at least 2 {what}, got {differences.size}")
     generator = np.random.default_rng(seed)
-    means = np.empty(BOOTSTRAP_DRAWS)
-    # A draw at a time: thousands of trials times thousands of draws would fill the memory.
-    for draw in range(BOOTSTRAP_DRAWS):
-        drawn = generator.integers(0, differences.size, differences.size)
-        means[draw] = differences[drawn].mean()
-    low, high = np.quantile(means, (0.025, 0.975))
+    # A few draws at a time: thousands of trials times thousands of draws would fill the memory.
+    at_once = max(1, _MOST_AT_ONCE // differences.size)
+    means = [
+        differences[generator.integers(0, differences.size, (draws, differences.size))].mean(1)
+        for draws in _parts(BOOTSTRAP_DRAWS, at_once)
+    ]
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
     return Interval(
         effect=float(differences.mean()),
         low=float(low),
@@ -107,6 +109,11 @@ def hull(intervals: Sequence[Interval], *, of: str) -> Interval:
 def exact(effect: float) -> Interval:
     """Of a number that no chance is in."""
     return Interval(effect=effect, low=effect, high=effect, basis="computed exactly")
+
+
+def _parts(total: int, most: int) -> list[int]:
+    """A number as a sum of such as are at most so large."""
+    return [min(most, total - start) for start in range(0, total, most)]
 
 
 def _differences(first: Sequence[float], second: Sequence[float]) -> np.ndarray:

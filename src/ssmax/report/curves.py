@@ -1,0 +1,88 @@
+"""What the figures show, from records: one computation for the drawings and for the page."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from ssmax.records import NeedleScore, NeedleTrial, PositionLoss
+from ssmax.report.findings import ByReplica
+
+Item = TypeVar("Item")
+
+TOP_HEADS = 25
+"""So many heads are in figure 7, as in the paper."""
+
+
+def pooled(by_replica: ByReplica[list[Item]]) -> dict[str, list[Item]]:
+    """The items of all runs of a configuration together."""
+    return {
+        name: [item for replica in sorted(found) for item in found[replica]]
+        for name, found in by_replica.items()
+    }
+
+
+def mean_curves(
+    curves: ByReplica[tuple[list[int], list[float]]],
+) -> dict[str, tuple[list[int], list[float]]]:
+    """Steps and training losses, the mean over runs as far as all of them are."""
+    means = {}
+    for name, found in curves.items():
+        shortest = min(len(losses) for _, losses in found.values())
+        losses = np.mean([losses[:shortest] for _, losses in found.values()], axis=0)
+        means[name] = (next(iter(found.values()))[0][:shortest], losses.tolist())
+    return means
+
+
+def smoothed(steps: Sequence[int], losses: Sequence[float]) -> tuple[list[int], np.ndarray]:
+    """Losses over the fiftieth of the steps that ends at each."""
+    width = max(1, len(losses) // 50)
+    return list(steps)[width - 1 :], np.convolve(losses, np.ones(width) / width, mode="valid")
+
+
+def by_position(records: Sequence[PositionLoss]) -> tuple[list[int], np.ndarray]:
+    """Positions and losses, the mean over runs, in bins of about a hundredth."""
+    mean = np.mean([record.mean for record in records], axis=0)
+    width = max(1, len(mean) // 100)
+    count = len(mean) // width
+    bins = mean[: count * width].reshape(count, width).mean(1)
+    return [place * width + width // 2 for place in range(count)], bins
+
+
+def by_rank(scores: Sequence[NeedleScore]) -> np.ndarray:
+    """The needle scores of the top heads of each trial, the mean over trials by rank."""
+    ranked = [
+        sorted((value for row in score.number_scores for value in row), reverse=True)
+        for score in scores
+    ]
+    return np.mean(ranked, axis=0)[:TOP_HEADS]
+
+
+def top_score(trial: NeedleScore) -> float:
+    """The largest needle score of all heads."""
+    return max(score for row in trial.number_scores for score in row)
+
+
+def said_word(trial: NeedleScore | NeedleTrial) -> str:
+    """What a trial came to, in words."""
+    if trial.is_whole:
+        return "whole number"
+    return "first digit" if trial.first_digit else "wrong"
+
+
+def usual_word(trials: Sequence[NeedleScore]) -> str:
+    """What most trials came to; of several the first in the order of the alphabet."""
+    every = sorted(map(said_word, trials))
+    return max(dict.fromkeys(every), key=every.count)
+
+
+def accuracy_map(trials: Sequence[NeedleTrial]) -> tuple[list[int], list[float], np.ndarray]:
+    """Context sizes, depths, and the share of whole numbers: (depths, sizes)."""
+    lengths = sorted({trial.length for trial in trials})
+    depths = sorted({trial.depth for trial in trials})
+    total = np.zeros((2, len(depths), len(lengths)))
+    for trial in trials:
+        place = depths.index(trial.depth), lengths.index(trial.length)
+        total[0][place] += trial.is_whole
+        total[1][place] += 1
+    return lengths, depths, total[0] / np.maximum(total[1], 1)

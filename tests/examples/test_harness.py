@@ -1,18 +1,16 @@
 """lm-evaluation-harness on native and converted models, with the offline tasks of examples."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from hugging_face import write_model
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 import ssmax.hf
+from hugging_face import write_model
 from ssmax.tiny import run_folder
 from ssmax.train import load_run_model, load_run_tokenizer
 

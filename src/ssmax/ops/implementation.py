@@ -9,9 +9,11 @@ import torch
 Impl = Literal["auto", "reference", "triton"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter runs the kernels, on any device."""
-register_op: Any = torch.library.custom_op if INTERPRETED else torch.library.triton_op
+_IS_TRACED = torch.backends.cuda.is_built() and not INTERPRETED
+register_op: Any = torch.library.triton_op if _IS_TRACED else torch.library.custom_op
 """As a triton_op a kernel is seen by torch.compile, which launches it directly. The interpreter
-cannot be traced through: there the op stays closed, with a fake beside it."""
+cannot be traced through: there the op stays closed, with a fake beside it. So it does where torch
+has no CUDA and no kernel will ever run, for a triton_op imports the compiler: 1.6 seconds."""
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -30,5 +32,5 @@ def choose_impl(impl: Impl, device: torch.device) -> Impl:
 
 
 def traceable(kernel: Any) -> Any:
-    """A kernel as torch.compile can trace it; the interpreter's is traced as a whole op."""
-    return kernel if INTERPRETED else torch.library.wrap_triton(kernel)
+    """A kernel as torch.compile can trace it; in a closed op it is called as it is."""
+    return torch.library.wrap_triton(kernel) if _IS_TRACED else kernel

@@ -44,7 +44,7 @@ def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
 
 def onnx_engine(path: Path) -> Any:
     """onnxruntime with an ONNX file in it."""
-    onnxruntime = require("onnxruntime", extra="testing", purpose="running ONNX")
+    onnxruntime = require("onnxruntime", extra="export", purpose="running ONNX")
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,15 @@ def test_every_option_says_what_it_is_and_a_name_is_said_in_one_way():
 def test_the_version_is_told(capsys):
     assert app.run(["--version"]) == 0
     assert capsys.readouterr().out == f"ssmax {ssmax.__version__}\n"
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = [sys.executable, "-m", "ssmax", "evaluate", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 128 + signal.SIGPIPE
 
 
 def test_from_text_to_an_answer(home, capsys):

@@ -60,9 +60,10 @@ def test_a_model_can_be_built_as_shapes_alone(rule):
 def test_another_rule_keeps_every_other_weight(rule):
     """Configuration (e): softmax replaced after training."""
     model = make(rule="softmax")
-    model.theta = 500_000.0
+    model.theta, model.residual_dtype = 500_000.0, torch.bfloat16
     other = model.with_rule(rule)
     assert (other.config.rule, other.theta, other.training) == (rule, 500_000.0, model.training)
+    assert other.residual_dtype is torch.bfloat16
     shared = dict(model.named_parameters())
     new = [name for name, _ in other.named_parameters() if name not in shared]
     assert all(".ssmax." in name or name.startswith("table.") for name in new)

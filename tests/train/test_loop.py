@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -318,7 +319,9 @@ def test_a_loss_that_is_not_finite_is_skipped_and_counted(small, tmp_path, monke
 def test_an_s_below_zero_is_said_aloud(small, tmp_path, capsys):
     config = small("b", optim__lr=0.5, schedule__warmup_steps=0, optim__max_grad_norm=0)
     pretrain(config, tmp_path / "run", world=CPU)
-    assert "an s is below 0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert re.search(r"an s is below 0: -0\.\d{4} in head \d of blocks\.\d\.attention", said)
+    assert said.startswith(f"{tmp_path / 'run'}: {config.run.steps:,} steps of ")
 
 
 def test_other_samples_are_another_run(small, tmp_path):

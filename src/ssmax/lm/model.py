@@ -115,7 +115,7 @@ class LM(nn.Module):
         for name, parameter in copy.named_parameters():
             if name in shared and ".ssmax." not in name:
                 parameter.data = shared[name].clone()
-        copy.theta = self.theta
+        copy.theta, copy.residual_dtype = self.theta, self.residual_dtype
         return copy.train(self.training)
 
     @property

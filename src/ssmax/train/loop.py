@@ -132,6 +132,10 @@ def train(
             config=config.to_dict(), device=str(world.device), seed=config.run.seed
         )
         _event(job, "start", step=state.step, ranks=world.size, commit=here.commit)
+        watch.say(
+            f"{folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
+            f"{world.device}" + (f", from step {state.step:,}" if state.step else "")
+        )
         try:
             return _all_phases(job, state, found)
         except OSError as error:
@@ -346,12 +350,13 @@ class _Phase:
         self.job.watch.scale(mean=sum(s) / len(s), least=min(s), largest=max(s))
         if min(s) < 0 and not self._warned_below_zero:
             self._warned_below_zero = True
-            below = [
-                f"{name} {row}"
+            name, row = next(
+                (name, row)
                 for name, row in learnt.items()
                 if name.endswith(".scale") and min(row) < 0
-            ]
-            self.job.watch.say(f"step {self.state.step}: an s is below 0: {below[0]}")
+            )
+            least = f"{min(row):.4f} in head {row.index(min(row))} of {name}"
+            self.job.watch.say(f"step {self.state.step}: an s is below 0: {least}")
 
     def _validate(self) -> None:
         self._flush()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -86,13 +85,14 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out == f"ssmax {ssmax.__version__}\n"
 
 
-def test_a_reader_that_leaves_is_no_error():
-    command = [sys.executable, "-m", "ssmax", "evaluate", "--help"]
+@pytest.mark.parametrize("typed", [[], ["evaluate", "--help"]])
+def test_a_reader_that_leaves_hears_no_complaint(typed):
+    command = [sys.executable, "-m", "ssmax", *typed]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 128 + signal.SIGPIPE
+    assert process.returncode == 1
 
 
 def test_from_text_to_an_answer(home, capsys):
@@ -277,8 +277,7 @@ def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
         sys.executable, "-m", "ssmax", "pretrain", "--data", str(prepared / "tokens"), *TINY,
         "--set", "run.steps=100000",
     ]  # fmt: skip
-    import signal
-
+    
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     journal = tmp_path / "runs" / "quick-b" / "journal.jsonl"
     while not (journal.exists() and journal.read_bytes().count(b"\n") > 3):

@@ -60,16 +60,13 @@ def run(arguments: list[str]) -> int:
     """Run a verb; the exit code. Bad usage is one line and 2, any other failure one line and 1."""
     try:
         result = app(arguments, standalone_mode=False, prog_name="ssmax")
-        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped at once", 130)
     except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
     except BrokenPipeError:
-        # Who reads has seen enough, as `head` has; at the end Python would try once more to write.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        raise
     except OSError as error:
         return _fail(str(error), 1)
     except Exception as error:

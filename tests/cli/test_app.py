@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -277,7 +278,7 @@ def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
         sys.executable, "-m", "ssmax", "pretrain", "--data", str(prepared / "tokens"), *TINY,
         "--set", "run.steps=100000",
     ]  # fmt: skip
-    
+
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     journal = tmp_path / "runs" / "quick-b" / "journal.jsonl"
     while not (journal.exists() and journal.read_bytes().count(b"\n") > 3):

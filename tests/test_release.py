@@ -1,5 +1,6 @@
 """What would be released can be installed and used by someone who has nothing else."""
 
+import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
@@ -17,6 +18,22 @@ def test_one_version_everywhere():
     assert ssmax.__version__ == version
     assert re.search(rf"^version: {re.escape(version)}$", (ROOT / "CITATION.cff").read_text(), re.M)
     assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_versions_of_the_docs_are_those_of_the_package():
+    """The oldest are what the package asks for, the newest what `make` installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    least = {name: found[1] for name in ("torch", "triton", "transformers") for text in asked
+             if (found := re.match(rf"{name}>=([\d.]+)", text))}  # fmt: skip
+    newest = {name: ".".join(importlib.metadata.version(name).split(".")[:2]) for name in least}
+    least["python"] = project["requires-python"].removeprefix(">=")
+    page = (ROOT / "docs" / "quickstart.md").read_text().split("## What it was tested with")[1]
+    rows = re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.MULTILINE)
+    assert {name.lower(): oldest for name, oldest, _ in rows} == least
+    assert {name.lower(): last for name, _, last in rows if name != "Python"} == newest
+    (python,) = (last for name, _, last in rows if name == "Python")
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """What would be released can be installed and used by someone who has nothing else."""
 
 import importlib.metadata
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -23,9 +24,9 @@ def test_one_version_everywhere():
 def test_the_versions_of_the_docs_are_those_of_the_package():
     """The oldest are what the package asks for, the newest what `make` installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    asked = str([project["dependencies"], project["optional-dependencies"]])
+    asked = json.dumps([project["dependencies"], project["optional-dependencies"]])
     names = ("torch", "triton", "transformers")
-    least = {name: re.search(rf"'{name}>=([\d.]+)", asked)[1] for name in names}
+    least = {name: re.search(rf'"{name}>=([\d.]+)', asked)[1] for name in names}
     newest = {name: ".".join(importlib.metadata.version(name).split(".")[:2]) for name in names}
     least["python"] = project["requires-python"].removeprefix(">=")
     page = (ROOT / "docs" / "quickstart.md").read_text().split("## What it was tested with")[1]

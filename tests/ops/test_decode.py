@@ -106,6 +106,14 @@ BAD = {
     "heads": (lambda q, k, v, a, b: (q[:, :3], k, v, a, b), "multiple of key heads, got 3 and 2"),
     "dtypes": (lambda q, k, v, a, b: (q.double(), k, v, a, b), "one floating dtype"),
     "bounds": (lambda q, k, v, a, b: (q, k, v, a.float(), b), "start must hold one integer a row"),
+    "yes or no": (
+        lambda q, k, v, a, b: (q, k, v, a.bool(), b),
+        "start must hold one integer a row",
+    ),
+    "no keys' heads": (
+        lambda q, k, v, a, b: (q, k[:, :0], v[:, :0], a, b),
+        "multiple of key heads",
+    ),
     "too few": (lambda q, k, v, a, b: (q, k, v, a, b[:1]), "stop must hold one integer a row"),
 }
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from ssmax import rope_scale, rope_tables, ssmax_attention, ssmax_factor
+from ssmax import rope_scale, rope_ssmax, rope_tables, ssmax_attention, ssmax_factor
 from ssmax.ops import implementation
 from ssmax.ops.rope_scale import api, kernels
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
@@ -334,3 +334,16 @@ def test_real_sizes_on_the_gpu(tokens, width):
     fused = run("triton", inputs, tables, weights)
     for name in exact:
         assert_no_worse_than(fused[name], eager[name], exact[name], slack=2.0, name=name)
+
+
+def test_tables_that_learn_get_their_gradient(device, monkeypatch):
+    """`auto` takes the plain twin then, on a GPU too."""
+    monkeypatch.setattr(api, "choose_impl", lambda impl, _: "triton" if impl == "auto" else impl)
+    inputs, tables, _ = make(SHAPES[0], torch.float32, device)
+    cos, sin = (table.requires_grad_() for table in tables)
+    for turned in (rope_scale(inputs["q"], inputs["k"], cos, sin, inputs["factor"]),
+                   rope_ssmax(inputs["q"][:, :, :1], inputs["k"][:, :, :1], cos[:1], sin[:1],
+                              torch.tensor([5], device=device), torch.ones(4, device=device))
+                   ):  # fmt: skip
+        gradients = torch.autograd.grad(turned[0].sum() + turned[1].sum(), [cos, sin])
+        assert all(gradient.abs().sum() > 0 for gradient in gradients)

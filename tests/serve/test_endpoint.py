@@ -292,6 +292,12 @@ def test_a_key_is_asked_for_where_there_is_one():
         assert raw(client, None, path="/health", method="GET")[1] == {"status": "ok"}
 
 
+def test_no_page_loads_from_elsewhere():
+    with served() as (_, client):
+        for path in ("/docs", "/redoc"):
+            assert raw(client, None, path=path, method="GET")[0] == 404
+
+
 def test_a_client_that_goes_away_mid_stream_frees_its_place(slow):
     engine, client = slow
     stream = ask(client, "a", max_tokens=600, stream=True)

@@ -71,7 +71,10 @@ def application(
         HTTPException: _http_error,
         Exception: lambda *_: ApiError(500, "the server failed; its log says why").response(),
     }
-    app = FastAPI(title="ssmax", lifespan=lifespan, exception_handlers=handlers)
+    # No pages of documentation: FastAPI's load their scripts from other servers.
+    app = FastAPI(
+        title="ssmax", lifespan=lifespan, exception_handlers=handlers, docs_url=None, redoc_url=None
+    )
     app.add_middleware(_Door, api_key=api_key)
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ssmax"}
 

@@ -69,7 +69,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor) -> None
             "k and v must be (batch, key heads, keys, width) with the batch and width of q, "
             f"got {tuple(k.shape)} and {tuple(v.shape)} for q {tuple(q.shape)}"
         )
-    if q.shape[1] % k.shape[1]:
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
         )
@@ -78,7 +78,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor) -> None
             f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
         )
     for name, bound in (("start", start), ("stop", stop)):
-        if bound.shape != q.shape[:1] or bound.is_floating_point():
+        if bound.shape != q.shape[:1] or bound.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"{name} must hold one integer a row, ({q.shape[0]},), "
                 f"got {bound.dtype} of shape {tuple(bound.shape)}"

@@ -31,9 +31,10 @@ def rope_scale(
     factor = _check_factor(factor, q_BHTD)
     if impl == "auto" and q_BHTD.is_cuda and q_BHTD.shape[2] == 1 and torch.compiler.is_compiling():
         return rope_scale_step(q_BHTD, k_BGTD, cos, sin, factor)
-    if choose_impl(impl, q_BHTD.device) == "reference":
+    are_learnt = cos.requires_grad or sin.requires_grad
+    if choose_impl(impl, q_BHTD.device) == "reference" or (impl == "auto" and are_learnt):
         return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor)
-    if cos.requires_grad or sin.requires_grad:
+    if are_learnt:
         raise ValueError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
         )
@@ -58,7 +59,7 @@ def rope_ssmax(
     """
     _check_heads(q_BHTD, k_BGTD, cos, sin)
     if choose_impl(impl, q_BHTD.device) == "triton":
-        inputs = [x for x in (q_BHTD, k_BGTD, s, bias) if isinstance(x, Tensor)]
+        inputs = [x for x in (q_BHTD, k_BGTD, cos, sin, s, bias) if isinstance(x, Tensor)]
         is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
         if is_plain and _is_step(q_BHTD, num_keys, s, bias):
             return _rope_ssmax_op(q_BHTD, k_BGTD, *_alike(cos, sin), num_keys, s, bias)

@@ -45,7 +45,7 @@ EXCEPTIONS = {
         "unpadded": "kosmos-2.5",
         "own gap": "paligemma t5gemma2",
         "not built": """blip-2 diffusion_gemma ernie4_5_vl_moe fast_vlm florence2 gemma3n glm5_next
-            granite4_vision idefics inkling_mm_model instructblip instructblipvideo kosmos-2 molmo2
+            granite4_vision idefics instructblip instructblipvideo kosmos-2 molmo2
             muse_spark nemotron_h_omni perception_lm pi0 pix2struct pp_formulanet
             qwen2_5_omni_thinker qwen3_omni_moe_thinker udop vision-encoder-decoder""",
     },

@@ -14,7 +14,13 @@ from ssmax.hf.hook import NEWEST, OLDEST
 
 ROOT = Path(__file__).parents[2]
 # What the oldest needs besides, where it must not be as new as what is installed.
-NEEDS = [f"transformers=={OLDEST[0]}.{OLDEST[1]}.*", "huggingface_hub<2", "tokenizers<=0.23.0"]
+NEEDS = [
+    f"transformers=={OLDEST[0]}.{OLDEST[1]}.*",
+    "huggingface_hub<2",
+    "tokenizers<=0.23.0",
+    "httpx<1",
+    "httpcore<2",
+]
 CORE = [
     f"tests/hf/{name}.py"
     for name in ("test_conversion", "test_saving", "test_remote_code", "test_subject")

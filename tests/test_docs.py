@@ -5,7 +5,6 @@ import html.parser
 import importlib
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from ssmax.cli.app import app
 from ssmax.train import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
@@ -145,27 +143,6 @@ def test_the_glossary_is_in_order_and_names_every_preset():
     assert words[1:] == sorted(words[1:])
     (presets,) = re.findall(r"^\| preset \|.*: (.+) \|$", text, re.MULTILINE)
     assert presets.split(", ") == list(PRETRAINING)
-
-
-def commands() -> list:
-    found = []
-    for page in PAGES:
-        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if words and words[0].endswith("ssmax"):
-                    found.append(pytest.param(words[1:], id=f"{page.name} {' '.join(words)}"))
-    return found
-
-
-@pytest.mark.parametrize("words", commands())
-def test_a_command_of_the_pages_is_one(words):
-    """As far as it is read: its verb, its options and its arguments are there."""
-    command = typer.main.get_command(app)
-    while hasattr(command, "commands"):
-        command = command.commands[words[0]]
-        words = words[1:]
-    command.make_context("ssmax", list(words))
 
 
 def test_every_dependency_has_its_licence():

@@ -39,12 +39,6 @@ def test_a_block_prints_what_stands_below_it(code, output):
     assert printed.getvalue() == output
 
 
-def test_the_commands_of_the_readme_are_targets():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make ([a-z-]+)", (ROOT / "README.md").read_text(), re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-
-
 def test_links_lead_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

@@ -7,6 +7,7 @@ import pytest
 
 from ssmax.report.results import (
     HEADLINES,
+    headlines,
     numbers,
     read_results,
     tables,
@@ -58,6 +59,17 @@ def test_a_number_that_is_changed_by_hand_is_noticed(results):
     forged = text.replace(table, table.replace("[-0.", "[-9.", 1))
     assert forged != text
     assert written(forged, tables(results)) == text
+
+
+def test_what_no_commit_holds_makes_no_headline(results):
+    findings = next(iter(results.values()))
+    _, here = findings.provenances[0]
+
+    def titled(commit):
+        made = [("loss", dataclasses.replace(here, commit=commit))]
+        return HEADLINES[0] in headlines({"x": dataclasses.replace(findings, provenances=made)})
+
+    assert titled("0123456789ab") and not titled("0123456789ab+")
 
 
 def test_a_table_that_does_not_exist_is_named():

@@ -54,16 +54,20 @@ def written(text: str, made: Mapping[str, str]) -> str:
 
 
 def headlines(results: Mapping[str, Findings]) -> str:
-    """The first things to know of every study."""
+    """The first things to know of every study, but for those whose code no commit holds."""
     rows = [
         [_short_name(name), one.text, _effect(one), one.basis, one.verdict, f"`results/{name}`"]
         for name, findings in sorted(results.items())
-        if ":" not in findings.study["preset"]
+        if ":" not in findings.study["preset"] and _is_committed(findings)
         for one in findings.comparisons
         if one.text in HEADLINES
     ]
     header = ["study", "the paper says", "effect [95 %]", "over", "verdict", "records"]
     return _table(header, rows)
+
+
+def _is_committed(findings: Findings) -> bool:
+    return not any(here.commit.endswith("+") for _, here in findings.provenances)
 
 
 def variants(results: Mapping[str, Findings]) -> str:

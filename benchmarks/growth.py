@@ -1,7 +1,8 @@
 """Does anything of SSMax grow faster than softmax: with length, batch, heads or the model's size?
 
     python benchmarks/growth.py attention     # a GPU, two minutes
-    python benchmarks/growth.py model         # a GPU, five minutes: 30 M to 1.6 B parameters
+    python benchmarks/growth.py model         # a GPU, seven minutes: 30 M to 1.6 B parameters
+    python benchmarks/growth.py model --size "1.6 B"
 
 Attention, forward and backward: ours against compiled RoPE + cuDNN softmax, one thing growing at a
 time. Models: steps of ours with SSMax against the plain loop, each in a process of its own. What
@@ -17,6 +18,7 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -78,9 +80,9 @@ def config_of(size: str, rule: str) -> tuple[LMConfig, int]:
     return LMConfig(**shape, rule=rule), batch
 
 
-def grow_models(out: Path) -> None:
+def grow_models(out: Path, sizes: Iterable[str]) -> None:
     name = torch.cuda.get_device_name()
-    for size in MODELS:
+    for size in sizes:
         times: dict[str, list[float]] = {}
         peaks: dict[str, float] = {}
         for key in (PLAIN, SSMAX):
@@ -130,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["attention", "model"])
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
-    parser.add_argument("--size", choices=list(MODELS), help=argparse.SUPPRESS)
+    parser.add_argument("--size", choices=list(MODELS), help="one of the models alone")
     parser.add_argument("--competitor", choices=[PLAIN, SSMAX], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -142,7 +144,7 @@ def main() -> None:
     elif arguments.what == "attention":
         grow_attention(arguments.out)
     else:
-        grow_models(arguments.out)
+        grow_models(arguments.out, [arguments.size] if arguments.size else MODELS)
 
 
 if __name__ == "__main__":

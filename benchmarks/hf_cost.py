@@ -7,7 +7,8 @@ A Llama with random weights and its copy, converted with s and b learnable, take
 process: training steps (forward, backward, fused AdamW, bfloat16), and tokens by Transformers' own
 `generate`, after a prompt of the training length. First the freshly converted copy must give the
 same logits, bit for bit; then s is given the paper's first values, and n decides. Rows are appended
-to benchmarks/results.csv; the ratio is the converted model's time over the other's.
+to benchmarks/results.csv, those of a mode when it is done; the ratio is the converted model's time
+over the other's.
 """
 
 import argparse
@@ -126,15 +127,16 @@ def in_turns(runs: dict[str, Callable], synchronize: Callable[[], None]) -> dict
     return taken
 
 
-def measure(case: Case, device: str, provenance: Provenance) -> list[BenchmarkRow]:
+def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     models, tokens = models_of(case, device), random_tokens(case, device)
-    rows = []
     for mode, make, count in (
         ("decode a token", decoder_of, case.decoded),
-        ("decode a token, static cache, compiled", static_decoder_of, case.decoded),
         ("train a step", trainer_of, case.steps),
+        # Last: it takes minutes to compile.
+        ("decode a token, static cache, compiled", static_decoder_of, case.decoded),
     ):
+        rows = []
         runs = {name: make(model, case, tokens) for name, model in models.items()}
         taken = in_turns(runs, synchronize)
         base = statistics.median(taken[PLAIN])
@@ -159,20 +161,23 @@ def measure(case: Case, device: str, provenance: Provenance) -> list[BenchmarkRo
                     provenance=provenance,
                 )
             )
+        append_csv(out, rows)
         del runs
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    names = [case.name for case in CASES]
+    parser.add_argument("--case", choices=names, help="one of the models alone")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    for case in [QUICK] if arguments.quick else CASES:
+    chosen = [case for case in CASES if arguments.case in (None, case.name)]
+    for case in [QUICK] if arguments.quick else chosen:
         provenance = Provenance.here(config=dataclasses.asdict(case), device=name, seed=SEED)
-        append_csv(arguments.out, measure(case, device, provenance))
+        measure(case, device, provenance, arguments.out)
 
 
 if __name__ == "__main__":

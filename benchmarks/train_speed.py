@@ -210,7 +210,13 @@ def main() -> None:
         return
     error = check_agreement()
     results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
-    for _ in range(arguments.turns):
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    provenance = Provenance.here(
+        config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
+    )
+    best: dict[str, float] = {}
+    peaks: dict[str, float] = {}
+    for turn in range(arguments.turns):
         for name in RULES:
             command = [sys.executable, __file__, "--only", name, "--batch", str(batch)]
             command += ["--quick"] if arguments.quick else []
@@ -220,16 +226,13 @@ def main() -> None:
             line = out.stdout.strip().splitlines()[-1].removeprefix("result ")
             results[name].append(json.loads(line))
             print(f"{name:34} {line}", flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    provenance = Provenance.here(
-        config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
-    )
-    best = {name: min(turn["ms"] for turn in turns) for name, turns in results.items()}
-    peaks = {name: max(turn["mib"] for turn in turns) for name, turns in results.items()}
-    rows = []
-    for name in RULES:
-        rows.append(
-            BenchmarkRow(
+            if turn < arguments.turns - 1:
+                continue
+            best[name] = min(found["ms"] for found in results[name])
+            peaks[name] = max(found["mib"] for found in results[name])
+            speed = batch * shape.train_length / best[name] * 1e3
+            print(f"{'':34} {best[name]:8.2f} ms  {speed:10,.0f} tokens/s  {peaks[name]:8.0f} MiB")
+            row = BenchmarkRow(
                 benchmark="train_speed",
                 competitor=name,
                 shape=f"{shape.num_layers}x{shape.width} B{batch} T{shape.train_length}",
@@ -241,10 +244,7 @@ def main() -> None:
                 error=float(f"{error:.1e}"),
                 provenance=provenance,
             )
-        )
-        speed = batch * shape.train_length / best[name] * 1e3
-        print(f"{name:34} {best[name]:8.2f} ms  {speed:10,.0f} tokens/s  {peaks[name]:8.0f} MiB")
-    append_csv(arguments.out, rows)
+            append_csv(arguments.out, [row])
 
 
 if __name__ == "__main__":

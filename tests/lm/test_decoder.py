@@ -39,8 +39,8 @@ def both(model, *, is_recorded, steps=9):
     plain = decoders.PlainDecoder(model, **room)
     other = decoders.RecordedDecoder(model, **room, is_recorded=is_recorded)
     pairs = [(plain.start(tokens_BT, keep_BT), other.start(tokens_BT, keep_BT))]
-    for _ in range(steps):
-        chosen_B = pairs[-1][0].argmax(-1)
+    for step in range(steps):
+        chosen_B = (torch.arange(len(PROMPTS), device=tokens_BT.device) + 7 * step) % 61
         pairs.append((plain.step(chosen_B), other.step(chosen_B).clone()))
     return pairs, other
 
@@ -81,7 +81,7 @@ def test_autocast_narrows_the_weights_once():
     with torch.autocast("cuda", dtype=torch.bfloat16):
         pairs, decoder = both(model, is_recorded=True)
     assert decoder.weights[0].qkv.dtype == torch.bfloat16
-    exact = [x for x, _ in both(make("cuda"), is_recorded=False)[0]]
-    for (plain, other), true in zip(pairs[:1], exact, strict=False):
-        error, allowed = ((x.double() - true).abs().max() for x in (other, plain))
-        assert error <= 4 * allowed
+    exact = torch.stack([x for x, _ in both(make("cuda"), is_recorded=False)[0]])
+    plain, other = (torch.stack(logits).double() for logits in zip(*pairs, strict=True))
+    # The recorded step's residual stream is narrow too.
+    assert (other - exact).abs().max() <= 4 * (plain - exact).abs().max()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ssmax import ssmax_attention
-from ssmax.ops.backends import choose_backend
+from ssmax.ops.backends import attend, choose_backend
 from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import visibility
 from ssmax.testing import assert_no_worse_than
@@ -174,6 +174,16 @@ def test_auto_takes_varlen_where_others_need_a_mask():
             inputs[0].shape[2], inputs[1].shape[2], **{"is_causal": False, **options}, device="cuda"
         )
         assert choose_backend("auto", Call(*inputs[:3], sight, None, 0.0)) == expected, name
+
+
+def test_a_bound_on_the_documents_changes_nothing():
+    inputs, options = make("packed", torch.bfloat16)
+    free, bound = (
+        attend(*inputs[:3], visibility(256, 256, is_causal=True, max_seqlen=longest, device="cuda",
+                                       cu_seqlens=options["cu_seqlens"]))
+        for longest in (None, 128)
+    )  # fmt: skip
+    assert torch.equal(free, bound)
 
 
 def test_neutral_values_are_softmax_bit_for_bit():

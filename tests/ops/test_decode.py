@@ -100,6 +100,18 @@ def test_one_graph_serves_every_length():
         torch.testing.assert_close(out, plain, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [2, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heads_of_any_width_fit_the_chip(monkeypatch, heads, dtype):
+    monkeypatch.undo()
+    for width in (64, 128, 256):
+        q, k, v, start, stop = make((2, heads, 2, 500, width), dtype, "cuda")
+        ours = decode_attention(q, k, v, start, stop)
+        plain = decode_attention(q, k, v, start, stop, impl="reference")
+        torch.testing.assert_close(ours, plain, rtol=2e-2, atol=1e-2)
+
+
 BAD = {
     "two queries": (lambda q, k, v, a, b: (q.expand(-1, -1, 2, -1), k, v, a, b), "one query a row"),
     "another batch": (lambda q, k, v, a, b: (q, k[:1], v[:1], a, b), "the batch and width of q"),

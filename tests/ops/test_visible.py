@@ -139,3 +139,10 @@ def test_counting_makes_no_square_tensor():
         key_padding_mask=torch.ones(1, 200_000, dtype=torch.bool),
     )
     assert n.max().item() == 4096
+
+
+def test_a_bound_that_a_document_exceeds_is_refused():
+    bounds = torch.tensor([0, 2, 5])
+    assert visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=3).max_seqlen == 3
+    with pytest.raises(ValueError, match="at least the longest document, 3, got 2"):
+        visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=2)

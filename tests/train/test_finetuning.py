@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from ssmax.data.haystack import hidden_examples, sentence_ends
 from ssmax.data.invented import COLOURS, invented_questions
@@ -61,6 +62,24 @@ def test_packed_rows_have_the_loss_of_the_examples_one_by_one(small):
         alone_sum += loss(batch.inputs_BT[:, start:stop], targets)
     assert count > 0
     torch.testing.assert_close(together, alone_sum, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_one_graph_serves_every_number_of_packed_examples(small):
+    torch.compiler.reset()
+    loss = Loss(LM(dataclasses.replace(small("b").model, train_length=512)))
+    counter = CompileCounterWithBackend("eager")
+    for block in loss.model.blocks:
+        block.compile(backend=counter)
+    rows, graphs, packed = Rows(examples(), length=512, seed=0), [], set()
+    for first in range(4):
+        batch = rows.rows(first, 1)
+        loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+        graphs.append(counter.frame_count)
+        packed.add(len(batch.cu_seqlens))
+    assert len(packed) > 1
+    # One for the first block, which has nothing left to add, and one for all others.
+    assert graphs == [2] * 4
 
 
 def test_only_answers_are_learnt():

@@ -144,10 +144,14 @@ class LM(nn.Module):
         cache: KVCache | None = None,
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
     ) -> Tensor:
-        """What the head reads: (B, T, C), for a loss that never makes the logits."""
+        """What the head reads: (B, T, C), for a loss that never makes the logits.
+
+        `max_seqlen` promises that no packed document is longer, which is faster on a GPU.
+        """
         self._check_tokens(tokens_BT)
-        shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens)
+        shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens, max_seqlen)
         x_BTC, more_BTC = self._embedded(tokens_BT), None
         for layer, block in enumerate(self.blocks):
             own = shared[self.config.window_of(layer)]
@@ -269,6 +273,7 @@ class LM(nn.Module):
         cache: KVCache | None,
         key_padding_mask: Tensor | None,
         cu_seqlens: Tensor | None,
+        max_seqlen: int | None = None,
     ) -> dict[int | None, dict[str, Any]]:
         """What layers of one window need alike: who sees whom, n, and the rotary tables."""
         num_new = tokens_BT.shape[1]
@@ -281,6 +286,7 @@ class LM(nn.Module):
                 is_causal=True,
                 window=window,
                 cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
                 key_padding_mask=key_padding_mask,
                 device=tokens_BT.device,
             )

@@ -70,7 +70,8 @@ def left_padded(
             )
     longest = max(row.numel() for row in rows)
     tokens_BT = torch.stack([torch.nn.functional.pad(r, (longest - r.numel(), 0)) for r in rows])
-    keep_BT = torch.tensor([[False] * (longest - r.numel()) + [True] * r.numel() for r in rows])
+    pads_B1 = torch.tensor([[longest - row.numel()] for row in rows])
+    keep_BT = torch.arange(longest) >= pads_B1
     return tokens_BT.to(device, torch.int64), keep_BT.to(device)
 
 

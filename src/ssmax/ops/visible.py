@@ -33,6 +33,8 @@ class Visibility:
     """(left, right) as FlashAttention writes it; -1 is unbounded."""
     cu_seqlens: Tensor | None
     """Bounds of packed documents, int64, from 0 to the number of keys."""
+    max_seqlen: int
+    """No packed document is longer; the number of keys where nobody knows better."""
     positions: Tensor | None
     """Places of the queries in their documents, int64, (T,) or (B, T)."""
     rows_of: "tuple[Visibility, Tensor] | None" = None
@@ -213,6 +215,7 @@ def visibility(
     is_causal: bool,
     window: Window = None,
     cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
     key_padding_mask: Tensor | None = None,
     positions: Tensor | None = None,
     attn_mask: Tensor | None = None,
@@ -222,7 +225,8 @@ def visibility(
 ) -> Visibility:
     """Check one description of what is visible and reduce it to intervals, padding and a mask.
 
-    `batch` and `num_heads`, where known, are what the tensors must fit.
+    `batch` and `num_heads`, where known, are what the tensors must fit. `max_seqlen` promises that
+    no packed document is longer: a kernel then leaves out what it would only find empty.
     """
     _check_sizes(num_queries, num_keys)
     device = _check_tensors(
@@ -239,7 +243,7 @@ def visibility(
         _check_keep(key_padding_mask, num_keys, batch)
         batch = key_padding_mask.shape[0]
     if cu_seqlens is not None:
-        _check_cu_seqlens(cu_seqlens, num_queries, num_keys)
+        _check_cu_seqlens(cu_seqlens, num_queries, num_keys, max_seqlen)
     if positions is not None:
         _check_positions(positions, is_causal, num_queries, num_keys, batch)
 
@@ -250,6 +254,7 @@ def visibility(
         is_causal=is_causal,
         window=(left, right),
         cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int64),
+        max_seqlen=num_keys if max_seqlen is None else max_seqlen,
         positions=None if positions is None else positions.to(torch.int64),
         keep_BS=key_padding_mask,
         mask=mask,
@@ -453,7 +458,9 @@ def _check_keep(keep: Tensor, num_keys: int, batch: int | None) -> None:
         )
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> None:
+def _check_cu_seqlens(
+    cu_seqlens: Tensor, num_queries: int, num_keys: int, max_seqlen: int | None
+) -> None:
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; write .int()")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
@@ -478,6 +485,11 @@ def _check_cu_seqlens(cu_seqlens: Tensor, num_queries: int, num_keys: int) -> No
         )
     if any(later < earlier for earlier, later in itertools.pairwise(bounds)):
         raise ValueError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
+    longest = max(later - earlier for earlier, later in itertools.pairwise(bounds))
+    if max_seqlen is not None and longest > max_seqlen:
+        raise ValueError(
+            f"max_seqlen must be at least the longest document, {longest}, got {max_seqlen}"
+        )
 
 
 def _check_positions(

@@ -17,6 +17,9 @@ from ssmax.ops.loss import linear_cross_entropy
 from ssmax.train.config import RunConfig
 from ssmax.train.world import World
 
+VERSIONS_KEPT = 32
+"""Of compiled code; what goes beyond is silently not compiled."""
+
 
 class Loss(nn.Module):
     """The sum of the losses of a micro-batch; what is wrapped, so that one call is one pass."""
@@ -29,8 +32,15 @@ class Loss(nn.Module):
         self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """The sum over all targets that count; cu_seqlens bounds what attends to each other."""
-        hidden_BTC = self.model.hidden(inputs_BT, cu_seqlens=cu_seqlens)
-        if cu_seqlens is not None:
+        if cu_seqlens is None:
+            hidden_BTC = self.model.hidden(inputs_BT)
+        else:
+            # Every batch packs another number of documents, none longer than a training row. The
+            # mark stays on the tensor only where nothing has to be cast.
+            cu_seqlens = cu_seqlens.long()
+            torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)
+            longest = self.model.config.train_length
+            hidden_BTC = self.model.hidden(inputs_BT, cu_seqlens=cu_seqlens, max_seqlen=longest)
             # Of packed questions only the answers count: a tenth of the head's work or less.
             counts_BT = targets_BT != IGNORE
             hidden_BTC, targets_BT = hidden_BTC[counts_BT], targets_BT[counts_BT]
@@ -69,6 +79,9 @@ def spread(
     if config.compile:
         # Private by its path, but documented; it is read while the graphs are made.
         functorch_config.activation_memory_budget = config.keep_activations
+        # Blocks and norms share one piece of code, of which 8 versions would be kept: first and
+        # later blocks, windows, validation and a last batch that is smaller make more.
+        torch._dynamo.config.recompile_limit = VERSIONS_KEPT
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
         for block in blocks:
             block.compile()

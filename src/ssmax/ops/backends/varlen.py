@@ -18,8 +18,11 @@ def attend(call: Call) -> Tensor:
 
     sight = call.sight
     batch, num_queries, num_keys = call.q_BHTD.shape[0], sight.num_queries, sight.num_keys
+    # The longest document, or anything above it: reading the true one would wait for the GPU.
+    max_queries, max_keys = num_queries, num_keys
     if sight.cu_seqlens is not None:
         cu_queries = cu_keys = _bounds_of_all_rows(sight.cu_seqlens, batch, num_keys)
+        max_queries = max_keys = sight.max_seqlen
     else:
         row = torch.arange(batch + 1, dtype=torch.int32, device=call.q_BHTD.device)
         cu_queries, cu_keys = row * num_queries, row * num_keys
@@ -33,9 +36,8 @@ def attend(call: Call) -> Tensor:
         call.v_BGSD.transpose(1, 2).flatten(0, 1),
         cu_queries,
         cu_keys,
-        # The longest document, or anything above it: reading the true one would wait for the GPU.
-        num_queries,
-        num_keys,
+        max_queries,
+        max_keys,
         scale=call.scale,
         window_size=(left, 0 if sight.is_causal else right),
         **options,

@@ -18,6 +18,8 @@ from torch import Tensor
 from ssmax.ops.implementation import traceable
 
 KEYS_AT_A_TIME = 64
+BYTES_AT_A_TIME = 1 << 14
+"""Of keys, likewise of values: wide heads take fewer, or the loads ahead would not fit the chip."""
 FEWEST_KEYS_OF_A_PART = 256
 PROGRAMS_TOGETHER = 264
 """Parts are made until about so many programs run: two for every multiprocessor of an H200."""
@@ -116,6 +118,7 @@ def decode_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BH1D, k_BGSD, v_BGSD))
     parts = max(1, min(room // FEWEST_KEYS_OF_A_PART, PROGRAMS_TOGETHER // (batch * key_heads)))
     group, block_d = heads // key_heads, triton.next_power_of_2(width)
+    fitting = max(16, BYTES_AT_A_TIME // (block_d * k.element_size()))
     wide = {"dtype": torch.float32, "device": q.device}
     values = torch.empty(batch, heads, parts, width, **wide)
     largest, total = (torch.empty(batch, heads, parts, **wide) for _ in range(2))
@@ -130,7 +133,7 @@ def decode_attention(
             # The smallest product of the tensor cores, or none for a single head.
             BLOCK_M=1 if group == 1 else max(16, triton.next_power_of_2(group)),
             BLOCK_D=block_d if group == 1 else max(16, block_d),
-            BLOCK_S=KEYS_AT_A_TIME,
+            BLOCK_S=min(KEYS_AT_A_TIME, fitting),
             STAGES=LOADS_AHEAD,
             # Whatever 16 bits can say, tf32 can; float32 it would round.
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

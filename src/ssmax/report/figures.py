@@ -22,6 +22,8 @@ from ssmax.report.style import LOOKS, look, new_figure
 FIGURE_1_S = 0.43
 """The s of the paper's first figure; not an initial value."""
 FIGURE_3_SIZES = (10, 100, 1000, 10_000)
+MOST_NAMES_WITHIN = 8
+"""Of a legend."""
 
 
 def figure1(sizes: Sequence[int] | None = None) -> Any:
@@ -35,7 +37,7 @@ def figure1(sizes: Sequence[int] | None = None) -> Any:
         label = "softmax" if name == "a" else f"SSMax, s = {FIGURE_1_S}"
         axis.plot(sizes, values, color=style.colour, linestyle=style.dash, label=label)
     axis.set(xscale="log", ylim=(0, 1.02), xlabel="input vector size n", ylabel="largest output")
-    axis.legend(frameon=False)
+    _legend(axis)
     return figure
 
 
@@ -54,7 +56,7 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
         label = f"{log_fit.a1:.3g} log n + {log_fit.a2:.3g}, R$^2$ = {log_fit.r2:.3f}"
         axis.plot(n, log_fit.curve, color="#D55E00", label=label)
     axis.set(xlabel="number of keys n", ylabel="learnt p_n")
-    axis.legend(frameon=False)
+    _legend(axis)
     return figure
 
 
@@ -72,7 +74,7 @@ def figure3(sizes: Sequence[int] = FIGURE_3_SIZES, s: float = FIGURE_1_S) -> Any
         axis.set_title("softmax" if name == "a" else f"SSMax, s = {s}")
         if name == "b":
             axis.axvline(1.0 + 1.0 / s, color="#777777", linestyle=":", label="1 + 1/s")
-        axis.legend(frameon=False)
+        _legend(axis)
     return figure
 
 
@@ -101,7 +103,7 @@ def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
             linewidth=1.2,
         )
     axis.set(xlabel="step", ylabel="training loss")
-    axis.legend(frameon=False)
+    _legend(axis)
     return figure
 
 
@@ -123,7 +125,7 @@ def figure5(losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int) 
         color="#555555",
     )
     axis.set(xlabel="position", ylabel="test loss")
-    axis.legend(frameon=False)
+    _legend(axis)
     return figure
 
 
@@ -163,7 +165,7 @@ def figure7(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
         axis.plot(places, ranked, color=style.colour, linestyle=style.dash, marker="o",
                   markersize=3, label=f"{style.label}: {usual_word(trials)}")  # fmt: skip
     axis.set(xlabel="head, by rank", ylabel="needle score", ylim=(0, None))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis, fontsize=8)
     return figure
 
 
@@ -189,7 +191,7 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
     for word, marker in markers.items():
         axis.plot([], [], marker, color="#555555", linestyle="none", label=word)
     axis.set(xlabel="trial, by rank", ylabel="top needle score", ylim=(0, None))
-    axis.legend(frameon=False, fontsize=8)
+    _legend(axis, fontsize=8)
     return figure
 
 
@@ -216,3 +218,10 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
         axis.set_xlabel(title)
     np.ravel(axes)[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _legend(axis: Any, **options: Any) -> None:
+    """Within the drawing; beside it where there are so many names that they would cover it."""
+    if len(axis.get_legend_handles_labels()[1]) > MOST_NAMES_WITHIN:
+        options |= {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    axis.legend(frameon=False, **options)

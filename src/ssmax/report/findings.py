@@ -92,9 +92,12 @@ def read_findings(folder: Path) -> Findings:
     values = read_study_file(folder)
     findings = Findings(study=values["study"], commands=values.get("commands", []))
     if (folder / PIECES).is_dir():
-        for archive in sorted((folder / PIECES).glob(f"*{ARCHIVE}")):
+        archives = sorted((folder / PIECES).glob(f"*{ARCHIVE}"))
+        for archive in archives:
+            # A single piece is the whole, and needs no name.
+            name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
             with unpacked(archive) as piece:
-                _read_piece(findings, piece, archive.name.removesuffix(ARCHIVE))
+                _read_piece(findings, piece, name)
     else:
         _read_piece(findings, folder, values.get("piece", ""))
     if (folder / VERDICTS).is_file():

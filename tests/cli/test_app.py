@@ -34,12 +34,15 @@ def home(tmp_path, monkeypatch):
 
 
 def test_help_is_instant():
+    """By the processor's time: the clock's is that of everything else on the machine too."""
     command = [sys.executable, "-m", "ssmax", "--help"]
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = os.times()
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        times.append(time.perf_counter() - start)
+        end = os.times()
+        user, system = end.children_user, end.children_system
+        times.append(user - start.children_user + system - start.children_system)
     assert "pretrain" in out and "generate" in out
     assert min(times) < 0.3
     code = "import sys, ssmax.cli.app; print('torch' in sys.modules, 'numpy' in sys.modules)"

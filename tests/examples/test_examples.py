@@ -67,7 +67,7 @@ def test_the_notebook_runs_and_its_figures_are_kept_inline(tmp_path):
     kept = nbformat.read(EXAMPLES / "tour.ipynb", as_version=4)
     nbformat.validate(kept)
     again = nbclient.NotebookClient(
-        nbformat.from_dict(kept), timeout=120, kernel_name="python3",
+        nbformat.from_dict(kept), timeout=600, kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()  # fmt: skip
 

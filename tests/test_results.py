@@ -18,9 +18,6 @@ from ssmax.report.style import look
 from ssmax.study.claims import judge
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.skipif(
-    not (ROOT / "results").is_dir(), reason="results/ is in the repository alone"
-)
 
 
 @pytest.fixture(scope="module")

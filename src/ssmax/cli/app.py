@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     except (ValueError, ImportError) as error:
         return _fail(str(error), 2)
     except BrokenPipeError:
-        raise
+        raise  # an OSError, but none of the run's: whoever called knows what to do
     except OSError as error:
         return _fail(str(error), 1)
     except Exception as error:

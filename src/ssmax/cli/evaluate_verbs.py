@@ -71,6 +71,7 @@ def _of_models(verb: Callable[..., Measure]) -> Callable[..., None]:
 
     parameters = [shared[0], *own.values(), *shared[1:]]
     run.__doc__ = verb.__doc__
+    # What typer reads the options from; no type of a function knows that it may be set.
     run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

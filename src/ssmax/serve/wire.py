@@ -123,9 +123,8 @@ class CompletionAsked(Asked):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or several, as text or as tokens."""
-        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
-            return [self.prompt]  # pyright: ignore[reportReturnType]
-        return list(self.prompt)  # pyright: ignore[reportReturnType]
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
 
 
 class TextPart(_Strict):

@@ -65,8 +65,7 @@ def _mask_mod(sight: Visibility) -> Callable[[Tensor, Tensor, Tensor, Tensor], T
     keep, mask = sight.keep_BS, sight.mask
 
     def at(table: Tensor, *index: Tensor) -> Tensor:
-        pairs = zip(index, table.shape)  # noqa: B905 (an index for each dimension, see below)
-        return table[tuple(i if size > 1 else i * 0 for i, size in pairs)]
+        return table[tuple(i if table.shape[d] > 1 else i * 0 for d, i in enumerate(index))]
 
     def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         seen = (j >= at(start, b, i)) & (j < at(stop, b, i))

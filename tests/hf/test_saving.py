@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import build, inputs_of, randomise, tokens_of
+from tiny_models import OFFLOADED, build, inputs_of, randomise, tokens_of
 
 import ssmax.hf
 from ssmax.hf.adapter import ssmax_tensors
@@ -93,12 +93,6 @@ def test_shards_subfolders_and_revisions_are_found(tmp_path):
             local_files_only=True,
         )
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
-
-
-OFFLOADED = {
-    "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu",
-    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk",
-}  # fmt: skip
 
 
 @torch.no_grad()

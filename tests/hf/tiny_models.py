@@ -50,6 +50,12 @@ MORE = {
     ),
 }  # fmt: skip
 
+# Where a tiny Llama's parts are.
+OFFLOADED = {
+    "model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu",
+    "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk",
+}  # fmt: skip
+
 
 def build(name, *, seed=0, boost=30.0):
     """A model whose attention is sharp enough for s to matter."""

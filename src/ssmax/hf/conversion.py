@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from ssmax._extras import require
-from ssmax.hf.hook import ATTRIBUTE, NEWEST, OLDEST, HookedScale, install, scale_of
+from ssmax.hf.hook import (
+    ATTRIBUTE,
+    NEWEST,
+    OLDEST,
+    Company,
+    HookedScale,
+    install,
+    scale_of,
+)
 from ssmax.nn import RULES, SSMaxScale
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
@@ -120,8 +128,9 @@ def attach(model: nn.Module, record: Conversion) -> None:
         for name in record.layers
     }
     install()
+    company = Company(scales.values()) if record.rule in ("ssmax", "ssmax_bias") else None
     for name, scale in scales.items():
-        module = known[name]
+        module, scale.company = known[name], company
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))

@@ -1,0 +1,110 @@
+"""Factors of a decoder's step, made for all layers at once: always those of s as it is now."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from tiny_models import OFFLOADED, build, randomise, tokens_of
+
+import ssmax.hf
+
+
+def scales_of(model):
+    return [layer.self_attn.ssmax for layer in model.model.layers]
+
+
+def alone(scale, num_keys):
+    """What the layer's own s and b say."""
+    bias = scale.bias if scale.rule == "ssmax_bias" else None
+    return ssmax.ssmax_factor(num_keys, scale.scale, bias).unsqueeze(-1)
+
+
+def converted(**options):
+    return randomise(ssmax.hf.convert(build("llama"), **options))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"init": "paper", "train_length": 64}])
+def test_every_layer_gets_its_own(options):
+    scales = scales_of(converted(**options))
+    for num_keys in (1, 2, 77, 10_000_000):
+        for scale in scales:
+            torch.testing.assert_close(scale(num_keys), alone(scale, num_keys))
+
+
+@torch.no_grad()
+def test_all_layers_take_one_launch(monkeypatch):
+    made = []
+    foreach = torch._foreach_add
+    monkeypatch.setattr(torch, "_foreach_add", lambda *a, **k: made.append(1) or foreach(*a, **k))
+    scales = scales_of(converted())
+    for num_keys in (5, 6, 6):
+        for scale in scales:
+            scale(num_keys)
+    assert len(made) == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 1), (0, 0), (0, 1, 1, 0)])
+def test_an_s_that_changed_is_seen(order):
+    scales = scales_of(converted())
+    for place in order:
+        scales[place](9)
+        for scale in scales:
+            # In a way that no version counter sees.
+            scale.scale.data += 1
+        scales[0](9)
+        for scale in scales[::-1]:
+            torch.testing.assert_close(scale(9), alone(scale, 9))
+
+
+@torch.no_grad()
+def test_a_copy_has_a_company_of_its_own():
+    model = converted()
+    scales_of(model)[0](9)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert scales_of(twin)[0].company.scales == scales_of(twin)
+        for scale in scales_of(twin):
+            scale.scale.zero_()
+        for scale in scales_of(twin) + scales_of(model):
+            torch.testing.assert_close(scale(9), alone(scale, 9))
+
+
+def test_gradients_reach_s():
+    scale = scales_of(converted())[1]
+    scale(9).sum().backward()
+    assert scale.scale.grad.abs().min() > 0
+
+
+@torch.no_grad()
+def test_another_thread_takes_nothing_that_was_made_here(monkeypatch):
+    scales = scales_of(converted())
+    scales[0](9)
+    made = []
+    foreach = torch._foreach_add
+    monkeypatch.setattr(torch, "_foreach_add", lambda *a, **k: made.append(1) or foreach(*a, **k))
+
+    def work():
+        with torch.no_grad():
+            scales[1](9)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert made == [1]
+
+
+@torch.no_grad()
+def test_an_offloaded_model_decodes_as_one_in_memory(tmp_path):
+    model = converted()
+    model.save_pretrained(tmp_path / "whole")
+    away = ssmax.hf.from_pretrained(
+        tmp_path / "whole", device_map=OFFLOADED, offload_folder=tmp_path / "off"
+    )
+    assert scales_of(away)[0].scale.is_meta and not scales_of(away)[1].scale.is_meta
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options |= {"return_dict_in_generate": True, "output_logits": True}
+    one, two = (each.generate(tokens_of(1, 7), **options) for each in (model, away))
+    assert torch.equal(torch.stack(one.logits), torch.stack(two.logits))

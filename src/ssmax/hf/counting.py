@@ -56,17 +56,29 @@ def visible_keys(
         return _of_block_mask(mask, query_BHQD, key_BGKD).clamp_min(1)
     if isinstance(mask, Tensor) and mask.dim() == 4:
         # A paged cache joins the keys later: its mask is over all of them.
-        length = None if options.get("cache") is not None else key_BGKD.shape[2]
-        return _of_mask(mask[..., :length]).clamp_min(1)
+        is_joined_later = options.get("cache") is not None
+        length = mask.shape[-1] if is_joined_later else min(key_BGKD.shape[2], mask.shape[-1])
+        return _of_mask(mask, length)
     count = {"eager": _of_eager, "sdpa": _of_sdpa, "flash": _of_flash, "engine": _of_engine}
     return count[kind](module, query_BHQD, key_BGKD, mask, options).clamp_min(1)
 
 
-def _of_mask(mask_BHQK: Tensor) -> Tensor:
-    """Counted."""
-    seen = mask_BHQK if mask_BHQK.dtype == torch.bool else mask_BHQK > _HIDDEN
+# In a graph this is one call, which is looked into when the graph is made, and there remembers too.
+@torch.compiler.allow_in_graph
+def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
+    """Counted once for all layers: a graph that makes no gradients would repeat it for each."""
+    known = getattr(mask_BHQK, "_ssmax_num_keys", None)
+    # What tells a change in place cannot be asked of tensors of inference mode.
+    version = None if mask_BHQK.is_inference() else mask_BHQK._version
+    if known is not None and version is not None and known[:2] == (version, length):
+        return known[2]
+    mask = mask_BHQK[..., :length]
+    seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
     counts_BHQ = seen.sum(-1)
-    return counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
+    counts = counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
+    counts = counts.clamp_min(1)
+    mask_BHQK._ssmax_num_keys = (version, length, counts)
+    return counts
 
 
 def _of_eager(

@@ -122,9 +122,6 @@ def _attend(
 ) -> Any:
     """What Transformers would have called, its query scaled where the module has an ssmax."""
 
-    def attend(query: Tensor, value: Tensor) -> Any:
-        return function(module, query, key, value, attention_mask, *arguments, **options)
-
     scale = scale_of(module)
     if scale is not None:
         kind = _known_kind(implementation)
@@ -137,10 +134,13 @@ def _attend(
         for watch in _watchers:
             watch(module, _as_tensor(num_keys, query), query)
         for audit in _auditors:
-            weighed_BHQ = _weighed_keys(attend, query, key, value)
-            audit(module, _as_tensor(num_keys, query), weighed_BHQ)
+
+            def attend(query: Tensor, value: Tensor) -> Any:
+                return function(module, query, key, value, attention_mask, *arguments, **options)
+
+            audit(module, _as_tensor(num_keys, query), _weighed_keys(attend, query, key, value))
         query = _scaled(module, scale, query, num_keys)
-    return attend(query, value)
+    return function(module, query, key, value, attention_mask, *arguments, **options)
 
 
 def scale_of(module: nn.Module) -> Any:
@@ -148,7 +148,7 @@ def scale_of(module: nn.Module) -> Any:
 
     The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
     """
-    found = getattr(module, ATTRIBUTE, None)
+    found = module._modules.get(ATTRIBUTE)
     if found is None or isinstance(found, SSMaxScale):
         return found
     return found if isinstance(getattr(found, "original_module", None), SSMaxScale) else None

@@ -4,11 +4,12 @@
     python benchmarks/hf_cost.py --quick     # a small one, anywhere
 
 A Llama with random weights and its copy, converted with s and b learnable, take turns in one
-process: training steps (forward, backward, fused AdamW, bfloat16), and tokens by Transformers' own
-`generate`, after a prompt of the training length. First the freshly converted copy must give the
-same logits, bit for bit; then s is given the paper's first values, and n decides. Rows are appended
-to benchmarks/results.csv, those of a mode when it is done; the ratio is the converted model's time
-over the other's.
+process: training steps (forward, backward, fused AdamW, bfloat16), a prompt of the training length
+read by Transformers' own `generate`, and tokens after it. There a third copy multiplies its queries
+by ones: whoever scales queries in eager code launches that much. First the freshly converted copy
+must give the same logits, bit for bit; then s is given the paper's first values, and n decides.
+Rows are appended to benchmarks/results.csv, those of a mode when it is done; the ratio is a model's
+time over that of the unconverted one.
 """
 
 import argparse
@@ -16,13 +17,13 @@ import copy
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 import ssmax.hf
 from ssmax import initial_s
@@ -30,8 +31,10 @@ from ssmax.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, CONVERTED = "Transformers, softmax (yardstick)", "converted"
+FLOOR = "queries times ones"
 TURNS = 7
 SEED = 0
+BEFORE = 2  # tokens: the prompt gives one, the first step, which may record a graph, the other
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,18 @@ QUICK = Case("small Llama", {"hidden_size": 64, "intermediate_size": 96, "num_hi
                              "vocab_size": 256}, 2, 128, 2, 4)  # fmt: skip
 
 
+class TimesOnes(nn.Module):
+    """A projection whose output is multiplied, head by head, by ones."""
+
+    def __init__(self, projection: nn.Module, width: int, device: str) -> None:
+        super().__init__()
+        self.projection = projection
+        self.ones = torch.ones(width, dtype=torch.bfloat16, device=device)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.projection(hidden) * self.ones
+
+
 def models_of(case: Case, device: str) -> dict[str, transformers.PreTrainedModel]:
     """One and its converted copy, of the same logits until s and b get the paper's values."""
     torch.manual_seed(SEED)
@@ -75,18 +90,22 @@ def models_of(case: Case, device: str) -> dict[str, transformers.PreTrainedModel
                 parameter.fill_(initial_s(case.tokens))
             elif name.endswith("ssmax.bias"):
                 parameter.zero_()
-    return {PLAIN: model, CONVERTED: converted}
+    multiplied = copy.deepcopy(model)
+    for layer in multiplied.model.layers:
+        attention = layer.self_attn
+        attention.q_proj = TimesOnes(attention.q_proj, case.shape["hidden_size"], device)
+    return {PLAIN: model, FLOOR: multiplied, CONVERTED: converted}
 
 
 def random_tokens(case: Case, device: str) -> Tensor:
     return torch.randint(0, case.shape["vocab_size"], (case.batch, case.tokens), device=device)
 
 
-def trainer_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) -> Callable:
+def trainer_of(model: transformers.PreTrainedModel, tokens: Tensor) -> Callable[[int], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=tokens.is_cuda)
 
-    def some_steps() -> None:
-        for _ in range(case.steps):
+    def some_steps(count: int) -> None:
+        for _ in range(count):
             model(tokens, labels=tokens, use_cache=False).loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -95,72 +114,88 @@ def trainer_of(model: transformers.PreTrainedModel, case: Case, tokens: Tensor) 
 
 
 def decoder_of(
-    model: transformers.PreTrainedModel, case: Case, tokens: Tensor, cache: str = "dynamic"
-) -> Callable:
-    options: dict[str, Any] = {"cache_implementation": cache}
-    options |= {"max_new_tokens": case.decoded, "min_new_tokens": case.decoded, "do_sample": False}
+    model: transformers.PreTrainedModel, tokens: Tensor, cache: str = "dynamic"
+) -> Callable[[int], None]:
+    options: dict[str, Any] = {"cache_implementation": cache, "do_sample": False}
 
-    def some_tokens() -> None:
+    def some_tokens(count: int) -> None:
         # The same lengths in every turn: cuDNN makes a plan for each, which takes longer than the
         # token, and whoever came first would pay for the other.
-        model.generate(tokens[:1], **options, pad_token_id=0, eos_token_id=None)
+        lengths = {"max_new_tokens": count, "min_new_tokens": count}
+        model.generate(tokens[:1], **options, **lengths, pad_token_id=0, eos_token_id=None)
 
     return some_tokens
 
 
-def static_decoder_of(*arguments) -> Callable:
+def static_decoder_of(model: transformers.PreTrainedModel, tokens: Tensor) -> Callable[[int], None]:
     """Transformers compiles the step of a cache that does not grow, on a GPU."""
-    return decoder_of(*arguments, cache="static")
+    return decoder_of(model, tokens, cache="static")
 
 
-def in_turns(runs: dict[str, Callable], synchronize: Callable[[], None]) -> dict[str, list[float]]:
-    """Milliseconds of every turn; the first, which compiles and warms up, does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+def in_turns(
+    runs: dict[str, Callable[[int], None]], counts: Sequence[int], synchronize: Callable[[], None]
+) -> dict[str, list[float]]:
+    """Median milliseconds for each count; the first turn, which compiles, does not count."""
+    taken: dict[str, list[list[float]]] = {name: [[] for _ in counts] for name in runs}
     for turn in range(TURNS + 1):
         for name in sorted(runs, reverse=turn % 2 == 1):
-            synchronize()
-            start = time.perf_counter()
-            runs[name]()
-            synchronize()
-            if turn:
-                taken[name].append((time.perf_counter() - start) * 1e3)
-    return taken
+            for place, count in enumerate(counts):
+                synchronize()
+                start = time.perf_counter()
+                runs[name](count)
+                synchronize()
+                if turn:
+                    taken[name][place].append((time.perf_counter() - start) * 1e3)
+    return {name: [statistics.median(each) for each in found] for name, found in taken.items()}
 
 
 def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     models, tokens = models_of(case, device), random_tokens(case, device)
-    for mode, make, count in (
+    kinds = [
         ("decode a token", decoder_of, case.decoded),
         ("train a step", trainer_of, case.steps),
+    ]
+    if device == "cuda":
         # Last: it takes minutes to compile.
-        ("decode a token, static cache, compiled", static_decoder_of, case.decoded),
-    ):
+        kinds += [("decode a token, static cache, compiled", static_decoder_of, case.decoded)]
+    for kind, make, count in kinds:
+        runs = {
+            name: make(model, tokens)
+            for name, model in models.items()
+            if name != FLOOR or make is decoder_of
+        }
+        found: dict[str, dict[str, float]] = {kind: {}}
+        if make is trainer_of:
+            taken = in_turns(runs, [count], synchronize)
+            found[kind] = {name: whole / count for name, (whole,) in taken.items()}
+        else:
+            # The longer first: a static cache then has one size.
+            taken = in_turns(runs, [count + BEFORE, BEFORE], synchronize)
+            prompt = kind.replace("decode a token", "read a prompt")
+            found[prompt] = {name: short for name, (_, short) in taken.items()}
+            found[kind] = {name: (long - short) / count for name, (long, short) in taken.items()}
         rows = []
-        runs = {name: make(model, case, tokens) for name, model in models.items()}
-        taken = in_turns(runs, synchronize)
-        base = statistics.median(taken[PLAIN])
-        for name in runs:
-            each = statistics.median(taken[name])
-            ratio = each / base
-            shape = f"{case.name} B{case.batch if 'train' in mode else 1} T{case.tokens}"
-            print(
-                f"{shape:26} {mode:40} {name:36} {each / count:9.3f} ms  x {ratio:.4f}", flush=True
-            )
-            rows.append(
-                BenchmarkRow(
-                    benchmark="hf_cost",
-                    competitor=name,
-                    shape=shape,
-                    mode=mode,
-                    milliseconds=round(each / count, 4),
-                    ratio=round(ratio, 4),
-                    peak_mib=0.0,
-                    memory_ratio=0.0,
-                    error=0.0,
-                    provenance=provenance,
+        for mode, each in found.items():
+            for name, milliseconds in each.items():
+                ratio = milliseconds / each[PLAIN]
+                shape = f"{case.name} B{case.batch if make is trainer_of else 1} T{case.tokens}"
+                print(f"{shape:24} {mode:40} {name:34} {milliseconds:9.3f} ms  x {ratio:.4f}",
+                      flush=True)  # fmt: skip
+                rows.append(
+                    BenchmarkRow(
+                        benchmark="hf_cost",
+                        competitor=name,
+                        shape=shape,
+                        mode=mode,
+                        milliseconds=round(milliseconds, 4),
+                        ratio=round(ratio, 4),
+                        peak_mib=0.0,
+                        memory_ratio=0.0,
+                        error=0.0,
+                        provenance=provenance,
+                    )
                 )
-            )
         append_csv(out, rows)
         del runs
 

@@ -20,6 +20,8 @@ _ENGINES = ("vllm", "tgi", "sglang")
 # An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
 # is 0 from -104 on in float32: what is meant to be seen is never as low as this.
 _HIDDEN = -5e3
+# Where a mask remembers its counts.
+_COUNTED = "_ssmax_num_keys"
 
 
 def kind_of(implementation: str | None) -> Kind | None:
@@ -67,7 +69,7 @@ def visible_keys(
 @torch.compiler.allow_in_graph
 def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     """Counted once for all layers: a graph that makes no gradients would repeat it for each."""
-    known = getattr(mask_BHQK, "_ssmax_num_keys", None)
+    known = getattr(mask_BHQK, _COUNTED, None)
     # What tells a change in place cannot be asked of tensors of inference mode.
     version = None if mask_BHQK.is_inference() else mask_BHQK._version
     if known is not None and version is not None and known[:2] == (version, length):
@@ -77,7 +79,7 @@ def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     counts_BHQ = seen.sum(-1)
     counts = counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
     counts = counts.clamp_min(1)
-    mask_BHQK._ssmax_num_keys = (version, length, counts)
+    setattr(mask_BHQK, _COUNTED, (version, length, counts))
     return counts
 
 
@@ -145,7 +147,7 @@ def _of_block_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
     """FlexAttention's mask is a function: evaluated once for a mask, in blocks of queries."""
     if mask is None:
         return _all_keys(query, key)
-    known = getattr(mask, "_ssmax_num_keys", None)
+    known = getattr(mask, _COUNTED, None)
     if known is not None:
         return known
     batch, heads, queries, keys = mask.shape
@@ -156,8 +158,9 @@ def _of_block_mask(mask: Any, query: Tensor, key: Tensor) -> Tensor:
         for part in q.split(1024)
     ]
     counts_BHQ = torch.cat(parts, dim=-1)[..., : query.shape[2]]
-    mask._ssmax_num_keys = counts_BHQ.squeeze(1) if heads == 1 else counts_BHQ
-    return mask._ssmax_num_keys
+    counts = counts_BHQ.squeeze(1) if heads == 1 else counts_BHQ
+    setattr(mask, _COUNTED, counts)
+    return counts
 
 
 def _is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:

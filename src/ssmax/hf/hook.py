@@ -93,15 +93,18 @@ class HookedScale(SSMaxScale):
 
     def forward(self, num_keys: int | Tensor) -> Tensor:
         """As SSMaxScale's."""
+        # In this order: a compiled graph, which has no ints, looks at nothing else, and so asks for
+        # nothing else before each of its runs.
         if (
-            self.company is not None
-            and isinstance(num_keys, int)
+            isinstance(num_keys, int)
             and not torch.is_grad_enabled()
+            and self.company is not None
             # Tensor parallelism and FSDP leave other types.
             and type(self._parameters.get("scale")) is nn.Parameter
         ):
             return self.company.factor(self, num_keys).unsqueeze(-1)
-        return super().forward(num_keys)
+        # Not super(), which would be asked for too, layer by layer.
+        return SSMaxScale.forward(self, num_keys)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As nn.Module's."""

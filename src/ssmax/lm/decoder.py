@@ -7,9 +7,10 @@ that changes from token to token (bounds, position, slot) kept on the device.
 
 # B batch, V vocabulary, C width, G key heads, D head width
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -156,31 +157,65 @@ class RecordedDecoder(PlainDecoder):
 
     def _logits(self) -> Tensor:
         config = self.model.config
+        fused = _compiled_glue() if self.is_recorded else _PLAIN_GLUE
         stop_B = self.stop_B + 1
         tables = self.model.rotary((stop_B - 1 - self.start_B).unsqueeze(-1))
         x_B1C = F.embedding(self.tokens_B, self.model.embedding.weight).unsqueeze(1)
         x_B1C = x_B1C.to(self.norm.dtype)
+        h_B1C = _normed(x_B1C, self.weights[0].attention_norm, config.norm_eps)
+        norms = [weights.attention_norm for weights in self.weights[1:]] + [self.norm]
         for layer, (block, weights) in enumerate(zip(self.model.blocks, self.weights, strict=True)):
             attention = cast(SelfAttention, block.attention)
-            h_B1C = _normed(x_B1C, weights.attention_norm, config.norm_eps)
             start_B, window = self.start_B, config.window_of(layer)
             if window is not None:
                 start_B = torch.maximum(start_B, stop_B - window)
             num_keys_B1 = (stop_B - start_B).unsqueeze(-1)
             q, k, v = attention.joined_heads(F.linear(h_B1C, weights.qkv), num_keys_B1, *tables)
             keys, values = self.cache.room(layer)
-            keys.index_copy_(2, self.slot, k)
-            values.index_copy_(2, self.slot, v)
+            fused.write(keys, values, self.slot, k, v)
             out = decode_attention(q, keys, values, start_B, stop_B)
-            x_B1C = x_B1C + F.linear(out.transpose(1, 2).flatten(-2), weights.out)
-            h_B1C = _normed(x_B1C, weights.ff_norm, config.norm_eps)
-            gate, up = F.linear(h_B1C, weights.gate_and_up).chunk(2, dim=-1)
-            x_B1C = x_B1C + F.linear(F.silu(gate) * up, weights.down)
-        return F.linear(_normed(x_B1C, self.norm, config.norm_eps), self.head)[:, 0]
+            y_B1C = F.linear(out.transpose(1, 2).flatten(-2), weights.out)
+            x_B1C, h_B1C = fused.added(x_B1C, y_B1C, weights.ff_norm, config.norm_eps)
+            y_B1C = F.linear(fused.gated(F.linear(h_B1C, weights.gate_and_up)), weights.down)
+            x_B1C, h_B1C = fused.added(x_B1C, y_B1C, norms[layer], config.norm_eps)
+        return F.linear(h_B1C, self.head)[:, 0]
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _added(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The residual stream with what joins it, and its norm."""
+    x = x + y
+    return x, _normed(x, weight, eps)
+
+
+def _gated(gate_and_up: Tensor) -> Tensor:
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _write(keys: Tensor, values: Tensor, slot: Tensor, k: Tensor, v: Tensor) -> None:
+    keys.index_copy_(2, slot, k)
+    values.index_copy_(2, slot, v)
+
+
+class _Glue(NamedTuple):
+    """What lies between a step's products and attention."""
+
+    added: Callable[..., tuple[Tensor, Tensor]]
+    gated: Callable[[Tensor], Tensor]
+    write: Callable[..., None]
+
+
+_PLAIN_GLUE = _Glue(_added, _gated, _write)
+
+
+@functools.cache
+def _compiled_glue() -> _Glue:
+    """Each in one kernel: of a recorded step, half would be such small ones."""
+    return _Glue(*(torch.compile(each) for each in _PLAIN_GLUE))
 
 
 def decoder_kind(name: str, device: torch.device) -> type[PlainDecoder]:

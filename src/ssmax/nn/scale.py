@@ -231,7 +231,9 @@ class SSMaxScale(_KeepsFloat32):
 
     def _of_this_rank(self) -> "SSMaxScale":
         """Itself; where tensor parallelism has split the heads, a view with those that are here."""
-        if not any(hasattr(parameter, "to_local") for parameter in self._parameters.values()):
+        # By type first: a compiled graph asks for what was looked at before each of its runs.
+        learnt = [getattr(self, name) for name in RULES[self.rule].learnt]
+        if not any(type(x) is not nn.Parameter and hasattr(x, "to_local") for x in learnt):
             return self
         here: Any = copy.copy(self)
         split: dict[str, Any] = dict(self._parameters)

@@ -73,7 +73,9 @@ def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
         return scale_query_reference(q_BHTD, factor_BHT)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
     factor = _for_every_head_and_token(factor_BHT, q_BHTD)
-    return _rope_scale_op(q_BHTD, q_BHTD[:, :0], no_tables, no_tables, factor)[0]
+    # Detached: the gradient of no heads would be as large as q's, made of zeros and added to it.
+    no_keys = q_BHTD.detach()[:, :0]
+    return _rope_scale_op(q_BHTD, no_keys, no_tables, no_tables, factor)[0]
 
 
 @register_op("ssmax::rope_scale", mutates_args=())

@@ -136,7 +136,7 @@ def time_one(name: str, case: Case, quick: bool, device: str) -> dict[str, float
                 times.append(time.perf_counter() - start)
     long, short = (statistics.median(times) for times in taken.values())
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
-    return {"ms": (long - short) / case.new * 1e3, "mib": peak}
+    return {"ms": (long - short) / case.new * 1e3, "first_ms": short * 1e3, "mib": peak}
 
 
 def main() -> None:
@@ -172,7 +172,9 @@ def main() -> None:
             base = base or found
             speed = case.batch / found["ms"] * 1e3
             print(
-                f"{case!s:12} {name:40} {found['ms']:9.3f} ms  {speed:10,.0f} tokens/s", flush=True
+                f"{case!s:12} {name:40} {found['ms']:9.3f} ms  {speed:10,.0f} tokens/s, "
+                f"first {BEFORE} {found['first_ms']:.0f} ms",
+                flush=True,
             )
             row = BenchmarkRow(
                 benchmark="decode_speed",

@@ -69,6 +69,14 @@ def test_a_decoder_has_a_name_and_a_device():
 
 
 @pytest.mark.gpu
+def test_long_answers_are_recorded():
+    weight = make("cuda", torch.float32).embedding.weight
+    assert decoders.decoder_kind("auto", weight, 64) is decoders.RecordedDecoder
+    assert decoders.decoder_kind("auto", weight, 63) is decoders.PlainDecoder
+    assert decoders.decoder_kind("auto", weight.double(), 64) is decoders.PlainDecoder
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_the_step(name):
     pairs, _ = both(make("cuda", torch.float32, **CASES[name]), is_recorded=True)

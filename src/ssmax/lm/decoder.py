@@ -19,11 +19,14 @@ from torch import Tensor
 from ssmax.lm import sampling
 from ssmax.nn import KVCache, SelfAttention
 from ssmax.ops.decode import decode_attention
+from ssmax.ops.implementation import choose_impl
 
 if TYPE_CHECKING:
     from ssmax.lm.model import LM, Block
 
 WARM_UPS = 2
+WORTH_RECORDING = 64
+"""New tokens from which on recording is paid back: it takes as long as some 30 plain steps."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,9 @@ class RecordedDecoder(PlainDecoder):
         blocks = cast("Iterable[Block]", model.blocks)
         self.weights: list[Weights] = [Weights.of(block, dtype) for block in blocks]
         self.norm: Tensor = model.norm.weight.to(dtype)
-        self.head: Tensor = model.head.weight.to(dtype)
+        # Rows of zeros: products of a vocabulary that 128 divides are several times as fast.
+        missing = -model.head.weight.shape[0] % 128
+        self.head: Tensor = F.pad(model.head.weight.to(dtype), (0, 0, 0, missing))
         zeros_B = torch.zeros(batch, dtype=torch.int64, device=weight.device)
         self.tokens_B: Tensor = zeros_B.clone()
         self.start_B: Tensor = zeros_B.clone()
@@ -163,13 +168,17 @@ class RecordedDecoder(PlainDecoder):
         x_B1C = F.embedding(self.tokens_B, self.model.embedding.weight).unsqueeze(1)
         x_B1C = x_B1C.to(self.norm.dtype)
         h_B1C = _normed(x_B1C, self.weights[0].attention_norm, config.norm_eps)
+        # For every window there is: where it starts, and n.
+        seen: dict[int | None, tuple[Tensor, Tensor]] = {}
+        for window in {config.window_of(layer) for layer in range(config.num_layers)}:
+            start_B = self.start_B
+            if window is not None:
+                start_B = torch.maximum(start_B, stop_B - window)
+            seen[window] = start_B, (stop_B - start_B).unsqueeze(-1)
         norms = [weights.attention_norm for weights in self.weights[1:]] + [self.norm]
         for layer, (block, weights) in enumerate(zip(self.model.blocks, self.weights, strict=True)):
             attention = cast(SelfAttention, block.attention)
-            start_B, window = self.start_B, config.window_of(layer)
-            if window is not None:
-                start_B = torch.maximum(start_B, stop_B - window)
-            num_keys_B1 = (stop_B - start_B).unsqueeze(-1)
+            start_B, num_keys_B1 = seen[config.window_of(layer)]
             q, k, v = attention.joined_heads(F.linear(h_B1C, weights.qkv), num_keys_B1, *tables)
             keys, values = self.cache.room(layer)
             fused.write(keys, values, self.slot, k, v)
@@ -178,7 +187,7 @@ class RecordedDecoder(PlainDecoder):
             x_B1C, h_B1C = fused.added(x_B1C, y_B1C, weights.ff_norm, config.norm_eps)
             y_B1C = F.linear(fused.gated(F.linear(h_B1C, weights.gate_and_up)), weights.down)
             x_B1C, h_B1C = fused.added(x_B1C, y_B1C, norms[layer], config.norm_eps)
-        return F.linear(h_B1C, self.head)[:, 0]
+        return F.linear(h_B1C, self.head)[:, 0, : self.model.head.out_features]
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -215,14 +224,22 @@ _PLAIN_GLUE = _Glue(_added, _gated, _write)
 @functools.cache
 def _compiled_glue() -> _Glue:
     """Each in one kernel: of a recorded step, half would be such small ones."""
-    return _Glue(*(torch.compile(each) for each in _PLAIN_GLUE))
+    added, gated, write = _PLAIN_GLUE
+    return _Glue(torch.compile(added), torch.compile(gated), torch.compile(write))
 
 
-def decoder_kind(name: str, device: torch.device) -> type[PlainDecoder]:
-    """By its name; a name is a promise."""
-    kinds = {"auto": PlainDecoder, "plain": PlainDecoder, "recorded": RecordedDecoder}
-    if name not in kinds:
-        raise ValueError(f"decoder must be one of {', '.join(kinds)}, got {name!r}")
-    if name == "recorded" and device.type != "cuda":
+def decoder_kind(name: str, weight: Tensor, max_new_tokens: int) -> type[PlainDecoder]:
+    """By its name, a promise; `auto` records where that is quicker for so many tokens."""
+    names = ("auto", "plain", "recorded")
+    if name not in names:
+        raise ValueError(f"decoder must be one of {', '.join(names)}, got {name!r}")
+    if name == "recorded" and weight.device.type != "cuda":
+        device = weight.device
         raise ValueError(f"decoder='recorded' needs CUDA, got {device}; pass decoder='plain'")
-    return kinds[name]
+    if name == "auto":
+        # The kernels have no float64.
+        has_kernels = choose_impl("auto", weight.device) == "triton"
+        is_wide = weight.dtype == torch.float64
+        is_worth_it = max_new_tokens >= WORTH_RECORDING
+        name = "recorded" if has_kernels and not is_wide and is_worth_it else "plain"
+    return RecordedDecoder if name == "recorded" else PlainDecoder

@@ -229,14 +229,14 @@ class LM(nn.Module):
 
         `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
         likeliest that together reach that probability. `decoder` is plain, or recorded: a CUDA
-        graph.
+        graph, which `auto` takes for 64 new tokens and more.
         """
         choose = sampling.chooser(temperature, top_k, top_p, generator)
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         device = self.embedding.weight.device
         tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
-        kind = decoder_kind(decoder, device)
+        kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
         stop = frozenset(stop_tokens)
         return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
 

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ssmax.ops.implementation import traceable
 
-KEYS_AT_A_TIME = 64
+KEYS_AT_A_TIME = 128
 BYTES_AT_A_TIME = 1 << 14
 """Of keys, likewise of values: wide heads take fewer, or the loads ahead would not fit the chip."""
-FEWEST_KEYS_OF_A_PART = 256
+FEWEST_KEYS_OF_A_PART = 128
 PROGRAMS_TOGETHER = 264
-"""Parts are made until about so many programs run: two for every multiprocessor of an H200."""
+"""Parts are made until so many programs run: two for every multiprocessor of an H200."""
 WARPS_PER_PROGRAM = 4
 LOADS_AHEAD = 3
 _LOG2_E = 1.4426950408889634
@@ -116,7 +116,9 @@ def decode_attention(
     if out.numel() == 0:
         return out
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BH1D, k_BGSD, v_BGSD))
-    parts = max(1, min(room // FEWEST_KEYS_OF_A_PART, PROGRAMS_TOGETHER // (batch * key_heads)))
+    # Rounded up: between one and two for a multiprocessor, half of them would wait for the others.
+    wanted = triton.cdiv(PROGRAMS_TOGETHER, batch * key_heads)
+    parts = max(1, min(room // FEWEST_KEYS_OF_A_PART, wanted))
     group, block_d = heads // key_heads, triton.next_power_of_2(width)
     fitting = max(16, BYTES_AT_A_TIME // (block_d * k.element_size()))
     wide = {"dtype": torch.float32, "device": q.device}

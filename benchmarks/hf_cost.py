@@ -9,7 +9,7 @@ read by Transformers' own `generate`, and tokens after it. There a third copy mu
 by ones: whoever scales queries in eager code launches that much. First the freshly converted copy
 must give the same logits, bit for bit; then s is given the paper's first values, and n decides.
 Rows are appended to benchmarks/results.csv, those of a mode when it is done; the ratio is a model's
-time over that of the unconverted one.
+time over that of the unconverted one, the median over turns.
 """
 
 import argparse
@@ -134,19 +134,21 @@ def static_decoder_of(model: transformers.PreTrainedModel, tokens: Tensor) -> Ca
 
 def in_turns(
     runs: dict[str, Callable[[int], None]], counts: Sequence[int], synchronize: Callable[[], None]
-) -> dict[str, list[float]]:
-    """Median milliseconds for each count; the first turn, which compiles, does not count."""
-    taken: dict[str, list[list[float]]] = {name: [[] for _ in counts] for name in runs}
+) -> dict[str, list[list[float]]]:
+    """Milliseconds of every turn for each count; the first turn, which compiles, is left out."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in runs}
     for turn in range(TURNS + 1):
         for name in sorted(runs, reverse=turn % 2 == 1):
-            for place, count in enumerate(counts):
+            times = []
+            for count in counts:
                 synchronize()
                 start = time.perf_counter()
                 runs[name](count)
                 synchronize()
-                if turn:
-                    taken[name][place].append((time.perf_counter() - start) * 1e3)
-    return {name: [statistics.median(each) for each in found] for name, found in taken.items()}
+                times.append((time.perf_counter() - start) * 1e3)
+            if turn:
+                taken[name].append(times)
+    return taken
 
 
 def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
@@ -165,20 +167,25 @@ def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
             for name, model in models.items()
             if name != FLOOR or make is decoder_of
         }
-        found: dict[str, dict[str, float]] = {kind: {}}
+        found: dict[str, dict[str, list[float]]] = {}
         if make is trainer_of:
             taken = in_turns(runs, [count], synchronize)
-            found[kind] = {name: whole / count for name, (whole,) in taken.items()}
+            found[kind] = {name: [whole / count for (whole,) in taken[name]] for name in runs}
         else:
             # The longer first: a static cache then has one size.
             taken = in_turns(runs, [count + BEFORE, BEFORE], synchronize)
             prompt = kind.replace("decode a token", "read a prompt")
-            found[prompt] = {name: short for name, (_, short) in taken.items()}
-            found[kind] = {name: (long - short) / count for name, (long, short) in taken.items()}
+            found[prompt] = {name: [short for _, short in taken[name]] for name in runs}
+            found[kind] = {
+                name: [(long - short) / count for long, short in taken[name]] for name in runs
+            }
         rows = []
         for mode, each in found.items():
-            for name, milliseconds in each.items():
-                ratio = milliseconds / each[PLAIN]
+            for name, times in each.items():
+                milliseconds = statistics.median(times)
+                # Turn by turn: what else the machine does comes and goes.
+                pairs = zip(times, each[PLAIN], strict=True)
+                ratio = statistics.median(mine / plain for mine, plain in pairs)
                 shape = f"{case.name} B{case.batch if make is trainer_of else 1} T{case.tokens}"
                 print(f"{shape:24} {mode:40} {name:34} {milliseconds:9.3f} ms  x {ratio:.4f}",
                       flush=True)  # fmt: skip

@@ -292,6 +292,15 @@ def test_the_fused_scaling_of_ssmax_attention_is_the_plain_one(device, monkeypat
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
 
 
+def test_scaling_a_query_leaves_nothing_to_add_to_its_gradient(device, monkeypatch):
+    """Keys that are no heads of q would have a gradient of zeros, as large as q's."""
+    monkeypatch.setattr(api, "choose_impl", lambda *_: "triton")
+    q = torch.randn(2, 4, 9, 16, device=device, requires_grad=True)
+    out = api.scale_query(q, torch.rand(4, 9, device=device))
+    parents = {type(parent).__name__ for parent, _ in out.grad_fn.next_functions if parent}
+    assert parents == {"AccumulateGrad"}
+
+
 def test_triton_on_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(implementation, "INTERPRETED", False)
     inputs, tables, weights = make(SHAPES[0], torch.float32, "cpu")

@@ -62,7 +62,9 @@ def visible_keys(
         length = mask.shape[-1] if is_joined_later else min(key_BGKD.shape[2], mask.shape[-1])
         return _of_mask(mask, length)
     count = {"eager": _of_eager, "sdpa": _of_sdpa, "flash": _of_flash, "engine": _of_engine}
-    return count[kind](module, query_BHQD, key_BGKD, mask, options).clamp_min(1)
+    counts = count[kind](module, query_BHQD, key_BGKD, mask, options)
+    # The others have no padding, which sees nothing, unless they have a mask.
+    return counts.clamp_min(1) if kind in ("flash", "engine") else counts
 
 
 # In a graph this is one call, which is looked into when the graph is made, and there remembers too.
@@ -94,8 +96,10 @@ def _of_sdpa(
     module: nn.Module, query: Tensor, key: Tensor, mask: Any, options: Mapping[str, Any]
 ) -> Tensor:
     """Without a mask SDPA is causal from the upper left, unless there is but one query."""
-    if query.shape[2] > 1 and _is_causal(module, options):
-        return torch.arange(1, query.shape[2] + 1, device=query.device).clamp_max(key.shape[2])
+    queries, keys = query.shape[2], key.shape[2]
+    if queries > 1 and _is_causal(module, options):
+        counts = torch.arange(1, queries + 1, device=query.device)
+        return counts if queries <= keys else counts.clamp_max(keys)
     return _all_keys(query, key)
 
 

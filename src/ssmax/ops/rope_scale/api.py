@@ -17,6 +17,8 @@ from ssmax.ops.rope_scale.reference import (
 )
 from ssmax.ops.scale import Number, ssmax_factor
 
+FEW_ELEMENTS = 1 << 20
+
 
 def rope_scale(
     q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor, *, impl: Impl = "auto"
@@ -68,8 +70,11 @@ def rope_ssmax(
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
-    # For one token the door of an operator takes longer than a few plain launches.
-    if q_BHTD.shape[2] == 1 or choose_impl("auto", q_BHTD.device) == "reference":
+    # For few elements the door of an operator takes longer than a plain launch. In a graph there are
+    # no doors, and to ask for a number there would make it another graph.
+    is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    is_short = q_BHTD.shape[2] == 1 or (is_eager and q_BHTD.numel() <= FEW_ELEMENTS)
+    if is_short or choose_impl("auto", q_BHTD.device) == "reference":
         return scale_query_reference(q_BHTD, factor_BHT)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
     factor = _for_every_head_and_token(factor_BHT, q_BHTD)

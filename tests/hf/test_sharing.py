@@ -1,5 +1,6 @@
-"""Factors of a decoder's step, made for all layers at once: always those of s as it is now."""
+"""What layers share: factors of a decoder's step, counts of a mask. Always those of now."""
 
+import collections
 import copy
 import pickle
 import threading
@@ -7,6 +8,9 @@ import threading
 import pytest
 import torch
 from tiny_models import OFFLOADED, build, randomise, tokens_of
+
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssmax.hf
 
@@ -108,3 +112,73 @@ def test_an_offloaded_model_decodes_as_one_in_memory(tmp_path):
     options |= {"return_dict_in_generate": True, "output_logits": True}
     one, two = (each.generate(tokens_of(1, 7), **options) for each in (model, away))
     assert torch.equal(torch.stack(one.logits), torch.stack(two.logits))
+
+
+class Counted(TorchDispatchMode):
+    """How often each operator was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.calls[function.overloadpacket.__name__] += 1
+        return function(*arguments, **(options or {}))
+
+
+def padded():
+    tokens = tokens_of(2, 7)
+    keep = torch.ones_like(tokens)
+    keep[1, :3] = 0
+    return {"input_ids": tokens, "attention_mask": keep, "use_cache": False}
+
+
+@torch.no_grad()
+def test_a_mask_is_counted_once_for_all_layers():
+    model, plain = converted(), build("llama")
+    calls = []
+    for each in (model, plain):
+        with Counted() as counted:
+            each(**padded())
+        calls.append(counted.calls["sum"])
+    assert calls[0] - calls[1] == 1
+
+
+@torch.no_grad()
+def test_in_a_graph_too():
+    sums = []
+
+    def look(graph, _):
+        sums.append(sum("aten.sum" in str(node.target) for node in graph.graph.nodes))
+        return graph
+
+    model = converted()
+    wanted = model(**padded()).logits
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=look), fullgraph=True)
+    torch.testing.assert_close(compiled(**padded()).logits, wanted)
+    assert sums == [1]
+
+
+@torch.no_grad()
+def test_a_mask_that_changes_in_place_is_counted_again():
+    model, tokens = converted(), tokens_of(1, 6)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    model(tokens, attention_mask=mask)
+    mask[..., 0] = False
+    mask[..., 0, 0] = True
+    again = model(tokens, attention_mask=mask).logits
+    assert torch.equal(again, model(tokens, attention_mask=mask.clone()).logits)
+    seen = []
+    with ssmax.hf.hook.watched(lambda module, num_keys, query: seen.append(num_keys)):
+        model(tokens, attention_mask=mask)
+    assert seen[0].flatten().tolist() == [1, 1, 2, 3, 4, 5]
+
+
+def test_inference_mode_has_no_versions():
+    model, tokens = converted(), tokens_of(1, 6)
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+        first = model(tokens, attention_mask=mask).logits
+        mask[..., 0] = False
+        mask[..., 0, 0] = True
+        assert not torch.equal(model(tokens, attention_mask=mask).logits, first)

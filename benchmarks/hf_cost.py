@@ -174,7 +174,7 @@ def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
         else:
             # The longer first: a static cache then has one size.
             taken = in_turns(runs, [count + BEFORE, BEFORE], synchronize)
-            prompt = kind.replace("decode a token", "read a prompt")
+            prompt = kind.replace("decode a token", "read a prompt").removesuffix(", compiled")
             found[prompt] = {name: [short for _, short in taken[name]] for name in runs}
             found[kind] = {
                 name: [(long - short) / count for long, short in taken[name]] for name in runs

@@ -38,18 +38,46 @@ def conversion() -> list[str]:
     """Transformers' models, converted and not."""
     lines = ["| | | softmax | converted | speed |", "|---|---|---|---|---|"]
     times: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in newest("hf_cost"):
+    for row in sorted(newest("hf_cost"), key=lambda row: row["shape"]):
         times.setdefault((row["shape"], row["mode"]), {})[row["competitor"]] = row
     for (shape, mode), rows in times.items():
         plain, converted = rows["Transformers, softmax (yardstick)"], rows["converted"]
         lines.append(
-            f"| {shape} | {mode} | {float(plain['milliseconds']):.1f} ms | "
-            f"{float(converted['milliseconds']):.1f} ms | {1 / float(converted['ratio']):.3f} |"
+            f"| {shape} | {mode} | {float(plain['milliseconds']):.2f} ms | "
+            f"{float(converted['milliseconds']):.2f} ms | {1 / float(converted['ratio']):.3f} |"
         )
     return lines
 
 
-TABLES = {"training": training, "conversion": conversion}
+def decoding() -> list[str]:
+    """Tokens of the paper's model, ours and Transformers'."""
+    rows = newest("decode_speed")
+    names = list(dict.fromkeys(row["competitor"] for row in rows))
+    lines = ["| batch, context | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        of_shape = {row["competitor"]: row for row in rows if row["shape"] == shape}
+        cells = [f"{float(of_shape[name]['milliseconds']):.2f} ms" for name in names]
+        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def measuring() -> list[str]:
+    """What a study measures of one model."""
+    lines = ["| | | seconds | peak |", "|---|---|---|---|"]
+    for row in newest("measuring_speed"):
+        lines.append(
+            f"| {row['mode']} | {row['shape']} | {float(row['milliseconds']) / 1e3:.1f} | "
+            f"{float(row['peak_mib']) / 1024:.1f} GiB |"
+        )
+    return lines
+
+
+TABLES = {
+    "training": training,
+    "conversion": conversion,
+    "decoding": decoding,
+    "measuring": measuring,
+}
 
 
 def written(text: str) -> str:

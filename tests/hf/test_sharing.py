@@ -8,11 +8,12 @@ import threading
 import pytest
 import torch
 from tiny_models import OFFLOADED, build, randomise, tokens_of
-
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssmax.hf
+from ssmax.hf import hook
+from ssmax.nn import SSMaxScale
 
 
 def scales_of(model):
@@ -36,6 +37,21 @@ def test_every_layer_gets_its_own(options):
     for num_keys in (1, 2, 77, 10_000_000):
         for scale in scales:
             torch.testing.assert_close(scale(num_keys), alone(scale, num_keys))
+
+
+COUNTS = [range(1, 8), torch.tensor([3, 1, 9]), torch.tensor([[3, 1, 9], [2, 2, 40]])]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("limit", [1 << 22, 1])
+@pytest.mark.parametrize("options", [{}, {"init": "paper", "train_length": 64}])
+@pytest.mark.parametrize("num_keys", COUNTS, ids=["prompt", "mask", "rows"])
+def test_so_it_does_for_prompts(num_keys, options, limit, monkeypatch):
+    """To the bit, be it made together or, as too large, alone."""
+    monkeypatch.setattr(hook, "SHARED_ELEMENTS", limit)
+    counts = torch.tensor(list(num_keys)) if isinstance(num_keys, range) else num_keys
+    for scale in scales_of(converted(**options)) * 2:
+        assert torch.equal(scale(num_keys), SSMaxScale.forward(scale, counts))
 
 
 @torch.no_grad()
@@ -169,7 +185,7 @@ def test_a_mask_that_changes_in_place_is_counted_again():
     again = model(tokens, attention_mask=mask).logits
     assert torch.equal(again, model(tokens, attention_mask=mask.clone()).logits)
     seen = []
-    with ssmax.hf.hook.watched(lambda module, num_keys, query: seen.append(num_keys)):
+    with hook.watched(lambda module, num_keys, query: seen.append(num_keys)):
         model(tokens, attention_mask=mask)
     assert seen[0].flatten().tolist() == [1, 1, 2, 3, 4, 5]
 

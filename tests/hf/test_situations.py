@@ -27,7 +27,7 @@ from transformers.integrations import flex_attention as flex_integration
 
 import ssmax.hf
 from ssmax.hf import hook
-from ssmax.hf.counting import visible_keys
+from ssmax.hf.counting import as_tensor, known_keys, visible_keys
 
 DECODERS = ("llama", "qwen3", "mistral", "gpt2", "gemma3_mixed")
 KINDS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
@@ -372,6 +372,21 @@ def test_a_query_of_sdpa_never_sees_more_keys_than_there_are():
     assert counted("sdpa", queries=5, keys=3) == [1, 2, 3, 3, 3]
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 7), (5, 5), (5, 7), (5, 3)])
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash"])
+def test_what_is_known_without_looking_is_what_is_counted(kind, queries, keys, causal):
+    module = torch.nn.Module()
+    module.is_causal = causal
+    q, k = torch.empty(2, 4, queries, 8), torch.empty(2, 4, keys, 8)
+    known = known_keys(kind, module, q, k, None, {})
+    if known is None:
+        assert queries > 1 and (kind == "flash" or queries > keys)
+    else:
+        wanted = visible_keys(kind, module, q, k, None, {})
+        assert as_tensor(known, q).tolist() == wanted.flatten().tolist()
+
+
 SHORTCUTS = {
     "all keys": lambda kind, module, query, key, mask, options: torch.full(
         (query.shape[2],), key.shape[2]
@@ -393,6 +408,7 @@ SHORTCUTS = {
 )
 def test_these_situations_tell_a_wrong_n(monkeypatch, shortcut, situations):
     """What looks like n and is not: off by far more than the tests above allow."""
+    monkeypatch.setattr(hook, "known_keys", lambda *_: None)
     monkeypatch.setattr(hook, "visible_keys", SHORTCUTS[shortcut])
     _, (model, twin) = models("llama", torch.float64)
     for name in situations:

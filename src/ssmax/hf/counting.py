@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
+Count = int | range | Tensor
+"""n of every query: one for all, 1, 2, 3 and so on, or (Q,), (B, Q) or (B, H, Q)."""
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
@@ -36,13 +38,34 @@ def kind_of(implementation: str | None) -> Kind | None:
     return "flash" if "flash" in name else None
 
 
-def sees_every_key(kind: Kind, query_BHQD: Tensor, mask: Any, options: Mapping[str, Any]) -> bool:
-    """True for the plain step of a decoder: one query, and nothing that hides a key from it."""
-    if query_BHQD.shape[2] != 1 or mask is not None:
-        return False
+def known_keys(
+    kind: Kind,
+    module: nn.Module,
+    query_BHQD: Tensor,
+    key_BGKD: Tensor,
+    mask: Any,
+    options: Mapping[str, Any],
+) -> int | range | None:
+    """n where no tensor has to be looked at: one for all queries, or 1, 2, ... of a prompt."""
+    queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
+    if mask is not None or kind not in ("eager", "sdpa", "flash"):
+        return None
     if kind == "flash":
-        return options.get("sliding_window") is None and options.get("cu_seq_lens_k") is None
-    return kind in ("eager", "sdpa")
+        is_plain = options.get("sliding_window") is None and options.get("cu_seq_lens_k") is None
+        return keys if queries == 1 and is_plain else None
+    # Without a mask eager code hides nothing, and SDPA is causal from the upper left.
+    if kind == "eager" or queries == 1 or not _is_causal(module, options):
+        return keys
+    return range(1, queries + 1) if queries <= keys else None
+
+
+def as_tensor(num_keys: Count, like: Tensor) -> Tensor:
+    """(Q,) or as it is, on the device of another; an int is that of every query of `like`."""
+    if isinstance(num_keys, int):
+        return torch.full((like.shape[2],), num_keys, device=like.device)
+    if isinstance(num_keys, range):
+        return torch.arange(num_keys.start, num_keys.stop, device=like.device)
+    return num_keys
 
 
 def visible_keys(

@@ -7,20 +7,23 @@ have called; for all others nothing changes. The hook is installed by the first 
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.counting import Kind, kind_of, sees_every_key, visible_keys
+from ssmax.hf.counting import Count, Kind, as_tensor, kind_of, known_keys, visible_keys
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 22)
 """The first Transformers whose models all ask in one place, and the last that was tested."""
+
+SHARED_ELEMENTS = 1 << 22
+"""Of factors: with more, launches do not matter and memory does."""
 
 # Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
@@ -51,39 +54,68 @@ def _install() -> None:
 
 
 class Company:
-    """The scales of one model, whose factors for one n are made together.
+    """The scales of one model: they meet the same n, so their factors are made together.
 
-    An eager decoder's time is that of its calls, one after the other: a launch for the factors of
-    all layers instead of one for each is the difference between 3 % and 1 % of a token.
+    Eager code that makes no gradients is launches, one after the other: some for the factors of
+    all layers instead of some for each are the difference between 1 % and several.
     """
 
     def __init__(self, scales: Iterable["HookedScale"]) -> None:
         self.scales: list[HookedScale] = list(scales)
-        self._made: dict[HookedScale, tuple[tuple[int, int], Tensor]] = {}
+        self._made: dict[HookedScale, tuple[tuple[int, Count], Tensor]] = {}
 
-    def factor(self, scale: "HookedScale", num_keys: int) -> Tensor:
-        """(heads,), float32 or wider, for the n of a single query; without gradients."""
-        # A thread may have a stream of its own.
-        mine = (threading.get_ident(), num_keys)
-        # Each is used once, and the first layer always begins anew: s may have changed since.
-        found = self._made.pop(scale, None)
-        if found is None or found[0] != mine or scale is self.scales[0]:
-            # Offloaded layers are elsewhere until it is their turn.
-            device = scale.scale.device
-            learnt: list[dict[str, Any]] = [each._parameters for each in self.scales]
-            here = [i for i, each in enumerate(learnt) if each["scale"].device == device]
-            s = [learnt[i]["scale"] for i in here]
-            log_n = math.log(num_keys)
-            # Names with an underscore that PyTorch's own optimizers, and others, stand on.
-            if scale.rule == "ssmax":
-                made = torch._foreach_mul(s, log_n)  # pyright: ignore[reportPrivateImportUsage]
-            else:
-                b = [learnt[i]["bias"] for i in here]
-                made = torch._foreach_add(b, s, alpha=log_n)  # pyright: ignore[reportPrivateImportUsage]
-            ready = {self.scales[i]: (mine, x) for i, x in zip(here, made, strict=True)}
-            found = ready.pop(scale)
-            self._made = ready
-        return found[1]
+    def factor(self, scale: "HookedScale", num_keys: Count) -> Tensor:
+        """(..., heads, queries), float32 or wider, without gradients."""
+        # The first layer begins anew, since s may have changed, and makes those of the others: they
+        # use them once. A thread may have a stream of its own.
+        key = (threading.get_ident(), num_keys)
+        if scale is self.scales[0]:
+            self._made = {each: (key, factor) for each, factor in self._make(num_keys).items()}
+        made = self._made.pop(scale, None)
+        if made is not None and made[0][0] == key[0] and _is_same(made[0][1], num_keys):
+            return made[1]
+        return _together(num_keys, [scale])[0]
+
+    def _make(self, num_keys: Count) -> dict["HookedScale", Tensor]:
+        """For the first layer and those that are like it, where that is not too much."""
+        first = self.scales[0]
+        if first.num_heads * len(self.scales) * _queries(num_keys) > SHARED_ELEMENTS:
+            return {}
+        # Offloaded layers are elsewhere until it is their turn.
+        device, heads = first.scale.device, first.num_heads
+        alike = [x for x in self.scales if x.num_heads == heads and x.scale.device == device]
+        return dict(zip(alike, _together(num_keys, alike), strict=True))
+
+
+def _together(num_keys: Count, scales: Sequence["HookedScale"]) -> Sequence[Tensor]:
+    """s log n + b of every one, as SSMaxScale has it."""
+    s = [scale.scale for scale in scales]
+    b = [scale.bias for scale in scales] if scales[0].rule == "ssmax_bias" else None
+    if isinstance(num_keys, int):
+        log_n = math.log(num_keys)
+        # Names with an underscore that PyTorch's own optimizers stand on.
+        if b is None:
+            made = torch._foreach_mul(s, log_n)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            made = torch._foreach_add(b, s, alpha=log_n)  # pyright: ignore[reportPrivateImportUsage]
+        return [factor.unsqueeze(-1) for factor in made]
+    n = as_tensor(num_keys, s[0])
+    log_n = n.to(s[0].dtype).log().unsqueeze(-2)
+    columns = (len(s), *(1,) * (n.dim() - 1), -1, 1)
+    factors = torch.stack(s).view(columns) * log_n
+    return (factors if b is None else factors + torch.stack(b).view(columns)).unbind()
+
+
+def _queries(num_keys: Count) -> int:
+    if isinstance(num_keys, int):
+        return 1
+    return len(num_keys) if isinstance(num_keys, range) else num_keys.numel()
+
+
+def _is_same(one: Count, other: Count) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    return one == other
 
 
 class HookedScale(SSMaxScale):
@@ -91,18 +123,21 @@ class HookedScale(SSMaxScale):
 
     company: Company | None = None
 
-    def forward(self, num_keys: int | Tensor) -> Tensor:
-        """As SSMaxScale's."""
-        # In this order: a compiled graph, which has no ints, looks at nothing else, and so asks for
-        # nothing else before each of its runs.
-        if (
-            isinstance(num_keys, int)
-            and not torch.is_grad_enabled()
-            and self.company is not None
-            # Tensor parallelism and FSDP leave other types.
-            and type(self._parameters.get("scale")) is nn.Parameter
-        ):
-            return self.company.factor(self, num_keys).unsqueeze(-1)
+    @property
+    def shares(self) -> bool:
+        """True while factors are made with those of the others, and n may be a range."""
+        # A compiled graph looks at nothing else here, and so asks for nothing else before it runs.
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.company is None:
+            return False
+        # Tensor parallelism and FSDP leave other types.
+        return type(self._parameters["scale"]) is nn.Parameter
+
+    def forward(self, num_keys: Count) -> Tensor:
+        """As SSMaxScale's; a range is n of the queries of a prompt."""
+        if self.shares:
+            assert self.company is not None
+            return self.company.factor(self, num_keys)
+        assert not isinstance(num_keys, range)
         # Not super(), which would be asked for too, layer by layer.
         return SSMaxScale.forward(self, num_keys)
 
@@ -127,21 +162,21 @@ def _attend(
 
     scale = scale_of(module)
     if scale is not None:
-        kind = _known_kind(implementation)
-        # An int needs no launch; under torch.compile it would need a graph for every length.
-        is_quick = not torch.compiler.is_compiling()
-        if is_quick and sees_every_key(kind, query, attention_mask, options):
-            num_keys = key.shape[2]
-        else:
-            num_keys = visible_keys(kind, module, query, key, attention_mask, options)
+        asked = (_known_kind(implementation), module, query, key, attention_mask, options)
+        # Numbers need no launch; under torch.compile they would need a graph for every length.
+        num_keys = None if torch.compiler.is_compiling() else known_keys(*asked)
+        if num_keys is None:
+            num_keys = visible_keys(*asked)
+        elif isinstance(num_keys, range) and not getattr(scale, "shares", False):
+            num_keys = as_tensor(num_keys, query)
         for watch in _watchers:
-            watch(module, _as_tensor(num_keys, query), query)
+            watch(module, as_tensor(num_keys, query), query)
         for audit in _auditors:
 
             def attend(query: Tensor, value: Tensor) -> Any:
                 return function(module, query, key, value, attention_mask, *arguments, **options)
 
-            audit(module, _as_tensor(num_keys, query), _weighed_keys(attend, query, key, value))
+            audit(module, as_tensor(num_keys, query), _weighed_keys(attend, query, key, value))
         query = _scaled(module, scale, query, num_keys)
     return function(module, query, key, value, attention_mask, *arguments, **options)
 
@@ -167,17 +202,11 @@ def _known_kind(implementation: str | None) -> Kind:
     return kind
 
 
-def _as_tensor(num_keys: int | Tensor, query: Tensor) -> Tensor:
-    if isinstance(num_keys, Tensor):
-        return num_keys
-    return torch.full((query.shape[2],), num_keys, device=query.device)
-
-
-def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: int | Tensor) -> Tensor:
+def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Tensor:
     if isinstance(num_keys, int) and not RULES[scale.rule].learnt:
         # The same for every head, and on no device: a number.
         return query * scale(num_keys)[0].item()
-    if isinstance(num_keys, int) or num_keys.dim() < 3:
+    if not isinstance(num_keys, Tensor) or num_keys.dim() < 3:
         factor = scale(num_keys)
         # Tensor parallelism leaves a rank some of the heads, and of what they learnt; a rule that
         # learns nothing is the same for all.

@@ -139,6 +139,8 @@ class RunConfig:
     keep_activations: float = 1.0
     """Share of the activations that torch.compile keeps for the backward pass, where it is used;
     it computes the others again, the cheapest first."""
+    record: bool = False
+    """Replay forward and backward as a CUDA graph: on one GPU, where a step is one micro-batch."""
     parallel: Parallel = "auto"
     """Over several ranks; auto: ddp."""
     checkpoint_every: int = 1000
@@ -180,6 +182,7 @@ MAY_CHANGE = (
     "run.micro_batch",
     "run.compile",
     "run.keep_activations",
+    "run.record",
     "run.parallel",
     "run.checkpoint_every",
     "run.keep_checkpoints",

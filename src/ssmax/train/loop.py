@@ -17,11 +17,12 @@ from ssmax.lm import LMConfig
 from ssmax.records import Provenance
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
-from ssmax.train.config import TrainConfig
+from ssmax.train.config import RunConfig, TrainConfig
 from ssmax.train.interrupt import Interrupts, heeded_interrupts
 from ssmax.train.journal import EVENTS, JOURNAL, Journal
 from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
 from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
+from ssmax.train.recorded import RecordedGradients
 from ssmax.train.run import MODEL, OpenRun
 from ssmax.train.samples import Batch, Samples, micro_batches
 from ssmax.train.trainee import OwnModel, Trainee
@@ -204,6 +205,7 @@ class _Phase:
         torch.manual_seed(self.config.run.seed)
         self.model = job.trainee.make(model_config, is_resumed=found is not None)
         self.loss = job.trainee.spread(self.model, self.config.run, job.world)
+        self.gradients = gradients_of(self.loss, self.config.run, job.world)
         self.optimizer = job.trainee.optimizer(self.model, self.config.optim, job.world.device)
         start_state(self.optimizer)
         if found is not None:
@@ -247,7 +249,7 @@ class _Phase:
         torch.manual_seed(hash((config.run.seed, step, world.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
-        loss = accumulate_gradients(self.loss, batches, world, config.run.precision)
+        loss = self.gradients(batches)
         norm = clip_gradients(self.model, config.optim.max_grad_norm)
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
         if not is_skipped:
@@ -394,6 +396,18 @@ class _Phase:
         if self.job.journal is not None:
             self.job.journal.append(kind=kind, **values)
             self.job.watch.curve(kind, values)
+
+
+def gradients_of(
+    loss: nn.Module, config: RunConfig, world: World
+) -> Callable[[list[Batch]], Tensor]:
+    """What a step calls for its gradients and loss: `accumulate_gradients`, or a record of it."""
+
+    def compute(batches: list[Batch]) -> Tensor:
+        return accumulate_gradients(loss, batches, world, config.precision)
+
+    is_alone = world.device.type == "cuda" and world.size == 1
+    return RecordedGradients(loss, compute) if config.record and is_alone else compute
 
 
 def accumulate_gradients(

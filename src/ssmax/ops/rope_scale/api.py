@@ -70,8 +70,8 @@ def rope_ssmax(
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
-    # For few elements the door of an operator takes longer than a plain launch. In a graph there are
-    # no doors, and to ask for a number there would make it another graph.
+    # For few elements an operator's door takes longer than a plain launch. In a graph there are no
+    # doors, and to ask for a number there would make it another graph.
     is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
     is_short = q_BHTD.shape[2] == 1 or (is_eager and q_BHTD.numel() <= FEW_ELEMENTS)
     if is_short or choose_impl("auto", q_BHTD.device) == "reference":

@@ -1,0 +1,120 @@
+"""Does the fast loop learn what the plain one learns? Their loss curves, step by step.
+
+    python benchmarks/curves.py TOKENS             # the paper's model on a GPU, some ten minutes
+    python benchmarks/curves.py TOKENS --quick     # a small one, anywhere
+
+TOKENS is a folder of `ssmax data prepare`. The plain loop of train_speed.py and ours, with a
+residual stream of bfloat16, of float32, and recorded as a CUDA graph, all with softmax: for each
+seed the same first weights and the same batches, 300 steps, warmed up over the first hundred. What
+separates two seeds is the noise that differences between loops are to be held against. Every run is
+a process of its own and a line of benchmarks/curves.jsonl, written when it is done.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ssmax.data.shards import ShardSet
+from ssmax.data.stream import Prefetch
+from ssmax.data.tasks import TRAIN
+from ssmax.lm import LM, LMConfig
+from ssmax.records import Provenance
+from ssmax.train.config import OptimConfig, RunConfig, ScheduleConfig
+from ssmax.train.loop import gradients_of
+from ssmax.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from ssmax.train.parallel import build, clip_gradients
+from ssmax.train.pretraining import Windows
+from ssmax.train.samples import Batch
+from ssmax.train.world import alone
+from train_speed import PLAIN, PlainModel, plain_weights
+
+RESULTS = Path(__file__).parent / "curves.jsonl"
+NARROW, WIDE, RECORDED = "ours", "ours, float32 residual", "ours, recorded"
+CHANGES = {PLAIN: {}, NARROW: {}, WIDE: {"residual": "float32"}, RECORDED: {"record": True}}
+SEEDS = (0, 1)
+LAST = 50
+"""Steps whose mean is printed."""
+
+
+def curve(name: str, config: LMConfig, tokens: Path, batch: int, steps: int, seed: int) -> dict:
+    """The loss of every step."""
+    torch.manual_seed(seed)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    precision = "bfloat16" if on_gpu else "float32"
+    run = RunConfig(precision=precision, compile=on_gpu, **CHANGES[name])
+    optim, schedule = OptimConfig(), ScheduleConfig(warmup_steps=min(100, steps))
+    model: nn.Module = LM(config)
+    if name == PLAIN:
+        plain = PlainModel(config)
+        plain.load_state_dict(plain_weights(model))
+        model = plain.to(device)
+        loss: nn.Module = torch.compile(model) if on_gpu else model
+    else:
+        loss = build(model, run, alone(device))
+    gradients = gradients_of(loss, run, alone(device))
+    optimizer = make_optimizer(model, optim, device)
+    samples = Windows(ShardSet.open(tokens / TRAIN), length=config.train_length, seed=seed)
+
+    def batches(step: int) -> list[Batch]:
+        rows = samples.rows(step * batch, batch)
+        return [rows.pinned() if on_gpu else rows]
+
+    losses = []
+    with Prefetch(batches) as prefetched:
+        for step in range(steps):
+            rate = learning_rate(step, schedule, peak=optim.lr, steps=steps)
+            set_learning_rate(optimizer, rate)
+            losses.append(gradients(next(prefetched)))
+            clip_gradients(model, optim.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    where = torch.cuda.get_device_name() if on_gpu else "CPU"
+    about = {"model": config.to_dict(), "batch": batch, "steps": steps}
+    provenance = Provenance.here(config=about, device=where, seed=seed)
+    values = [round(value, 5) for value in torch.stack(losses).tolist()]
+    return {"competitor": name, "losses": values, **dataclasses.asdict(provenance)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tokens", type=Path, help="prepared tokens, a vocabulary of GPT-2's size")
+    parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file to append to")
+    parser.add_argument("--only", choices=list(CHANGES), help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=int, help="one of the seeds alone")
+    arguments = parser.parse_args()
+    config, batch, steps = LMConfig(), 64, 300
+    if arguments.quick:
+        size = ShardSet.open(arguments.tokens / TRAIN).vocabulary.size
+        config = LMConfig(num_layers=2, num_heads=4, width=64, ff_width=96, vocab_size=size,
+                          train_length=64)  # fmt: skip
+        batch, steps = 8, 30
+    if arguments.only:
+        found = curve(arguments.only, config, arguments.tokens, batch, steps, arguments.seed)
+        print("result", json.dumps(found))
+        return
+    for seed in SEEDS if arguments.seed is None else (arguments.seed,):
+        for name in CHANGES:
+            command = [sys.executable, __file__, str(arguments.tokens), "--only", name]
+            command += ["--seed", str(seed)] + ["--quick"] * arguments.quick
+            out = subprocess.run(command, capture_output=True, text=True, check=False)
+            if out.returncode:
+                print(f"seed {seed} {name:32} failed: {out.stderr.strip()[-300:]}", flush=True)
+                continue
+            line = out.stdout.strip().splitlines()[-1].removeprefix("result ")
+            last = statistics.mean(json.loads(line)["losses"][-LAST:])
+            print(f"seed {seed} {name:32} loss of the last {LAST} steps {last:.4f}", flush=True)
+            with arguments.out.open("a") as file:
+                file.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

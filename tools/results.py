@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from ssmax._files import write_whole
-from ssmax.report.results import read_results, tables, variants_figure, written
+from ssmax.report.results import BASES, read_results, tables, variants_figure, written
 from ssmax.report.style import as_svg
 from ssmax.study.reproduction import report
 
@@ -20,9 +20,10 @@ def main() -> None:
         _, page = report(study.parent)
         print(page.relative_to(ROOT))
     results = read_results(ROOT / "results")
-    drawn = variants_figure(results)
-    if drawn is not None:
-        write_whole(ROOT / "results" / "variants.svg", as_svg(drawn))
+    for base in BASES:
+        drawn = variants_figure(results, base)
+        if drawn is not None:
+            write_whole(ROOT / "results" / f"variants-of-{base}.svg", as_svg(drawn))
     made = tables(results)
     for name in DOCUMENTS:
         write_whole(ROOT / name, written((ROOT / name).read_text(), made))

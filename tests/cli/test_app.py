@@ -167,7 +167,7 @@ BAD = [
     ("data prepare texts tokens3 --workers two", "--workers"),
     ("data verify nowhere", "nowhere"),
     ("data frob", "No such command 'frob'"),
-    ("reproduce --preset huge", "--preset must be one of quick, small, gpu, paper, small:theta-1k"),
+    ("reproduce --preset huge", "--preset must be one of quick, small, gpu, paper, quick:theta-1k"),
     ("reproduce --minutes 0", "minutes must be more than 0"),
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),

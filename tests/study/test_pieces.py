@@ -127,13 +127,19 @@ def test_two_runs_of_the_gpu_preset_with_all_measurements_fit_half_an_hour():
     assert seconds - study.seconds["data"] < 29 * 60
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_variant_is_the_small_preset_but_for_what_it_is_called_after(variant):
-    base, study = study_named("small"), study_named(f"small:{variant}")
-    assert study.preset == f"small:{variant}"
-    assert study.pretraining == base.pretraining.replaced(VARIANTS[variant]) != base.pretraining
-    assert dataclasses.replace(study, preset="small", pretraining=base.pretraining) == base
-    assert min(study.seeds[name] for name in "abcdef") == 3
+@pytest.mark.parametrize(
+    ("preset", "variant"), [(base, variant) for base in VARIANTS for variant in VARIANTS[base]]
+)
+def test_a_variant_is_the_preset_but_for_what_it_is_called_after(preset, variant):
+    base, study = study_named(preset), study_named(f"{preset}:{variant}")
+    changes = VARIANTS[preset][variant]
+    assert study.preset == f"{preset}:{variant}"
+    assert study.pretraining == base.pretraining.replaced(changes) != base.pretraining
+    assert dataclasses.replace(study, preset=preset, pretraining=base.pretraining) == base
+
+
+def test_the_small_study_has_three_seeds():
+    assert min(study_named("small").seeds[name] for name in "abcdef") == 3
 
 
 def test_the_family_needs_no_training_of_its_own():

@@ -144,7 +144,7 @@ def data_verify(
 @app.command()
 def reproduce(
     preset: Annotated[
-        str, typer.Option(help="quick, small, small:VARIANT, gpu or paper.")
+        str, typer.Option(help="quick, small, gpu, paper, or quick:VARIANT, small:VARIANT.")
     ] = "quick",
     configs: Annotated[
         str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")

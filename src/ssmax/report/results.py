@@ -22,6 +22,8 @@ HEADLINES = (
 """What a reader wants to know first, one comparison of each claim that needs a measurement."""
 VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
+BASES = ("quick", "small")
+"""Presets of which something is varied."""
 
 
 def read_results(folder: Path) -> dict[str, Findings]:
@@ -31,7 +33,8 @@ def read_results(folder: Path) -> dict[str, Findings]:
 
 def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     """All tables by the name that a document calls them by."""
-    made = {"headlines": headlines(results), "variants": variants(results)}
+    made = {"headlines": headlines(results)}
+    made |= {f"variants of {base}": variants(results, base) for base in BASES}
     for name, findings in sorted(results.items()):
         made[f"{name} numbers"] = numbers(findings)
         made[f"{name} comparisons"] = comparisons(findings.comparisons)
@@ -70,19 +73,19 @@ def _is_committed(findings: Findings) -> bool:
     return not any(here.commit.endswith("+") for _, here in findings.provenances)
 
 
-def variants(results: Mapping[str, Findings]) -> str:
+def variants(results: Mapping[str, Findings], base: str) -> str:
     """What becomes of (b) against (a) where position code, windows or size are varied."""
     rows = []
-    for variant, findings in _varied(results).items():
+    for variant, findings in _varied(results, base).items():
         told = {one.text: one for one in findings.comparisons}
         rows.append([variant, *(_effect(told[text]) if text in told else "-" for text in VARIED)])
     header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
     return _table(header, rows) if rows else "Not measured yet."
 
 
-def variants_figure(results: Mapping[str, Findings]) -> Any | None:
+def variants_figure(results: Mapping[str, Findings], base: str) -> Any | None:
     """Every configuration under every variant; None where none was measured."""
-    varied = _varied(results)
+    varied = _varied(results, base)
     losses, found = {}, {}
     for variant, one in varied.items():
         losses[variant] = _values(one.position_losses, _loss(one.train_length, is_long=True))
@@ -91,14 +94,14 @@ def variants_figure(results: Mapping[str, Findings]) -> Any | None:
     return variants_drawn(dict(zip(titles, (losses, found), strict=True))) if varied else None
 
 
-def _varied(results: Mapping[str, Findings]) -> dict[str, Findings]:
-    """The small study and its variants, by what is varied."""
+def _varied(results: Mapping[str, Findings], base: str) -> dict[str, Findings]:
+    """A study and its variants, by what is varied; nothing where nothing is."""
     found = {}
     for _, findings in sorted(results.items()):
         preset, _, variant = findings.study["preset"].partition(":")
-        if preset == "small":
+        if preset == base and _is_committed(findings):
             found[variant or "as it is"] = findings
-    return found
+    return found if set(found) - {"as it is"} else {}
 
 
 def _values(home: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, list[float]]:

@@ -166,30 +166,50 @@ def gpu() -> Study:
     )
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "theta-1k": {"model.theta": 1_000.0},
-    "theta-100k": {"model.theta": 100_000.0},
-    "half-rotary": {"model.rotary_width": 32},
-    "no-rotary": {"model.rotary_width": 0},
-    "windows": {"model.window": 128, "model.full_every": 2},
-    "smaller": {
-        "model.num_layers": 4,
-        "model.num_heads": 4,
-        "model.width": 256,
-        "model.ff_width": 688,
+_BASES = {"theta-1k": {"model.theta": 1_000.0}, "theta-100k": {"model.theta": 100_000.0}}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "quick": {
+        **_BASES,
+        "half-rotary": {"model.rotary_width": 8},
+        "no-rotary": {"model.rotary_width": 0},
+        "windows": {"model.window": 16, "model.full_every": 2},
+        "smaller": {
+            "model.num_layers": 2,
+            "model.num_heads": 3,
+            "model.width": 48,
+            "model.ff_width": 128,
+        },
+        "larger": {
+            "model.num_layers": 4,
+            "model.num_heads": 6,
+            "model.width": 96,
+            "model.ff_width": 256,
+        },
     },
-    "larger": {
-        "model.num_layers": 8,
-        "model.num_heads": 8,
-        "model.width": 512,
-        "model.ff_width": 1376,
+    "small": {
+        **_BASES,
+        "half-rotary": {"model.rotary_width": 32},
+        "no-rotary": {"model.rotary_width": 0},
+        "windows": {"model.window": 128, "model.full_every": 2},
+        "smaller": {
+            "model.num_layers": 4,
+            "model.num_heads": 4,
+            "model.width": 256,
+            "model.ff_width": 688,
+        },
+        "larger": {
+            "model.num_layers": 8,
+            "model.num_heads": 8,
+            "model.width": 512,
+            "model.ff_width": 1376,
+        },
     },
 }
-"""What the paper leaves open, a change each of the small preset: position code, windows, size."""
+"""What the paper leaves open, a change each of a preset: position code, windows, size."""
 
 
 def small() -> Study:
-    """Three seeds of a smaller model on one GPU; `small:half-rotary` is one of its VARIANTS."""
+    """Three seeds of a smaller model on one GPU."""
     source, tokenizer = DEFAULT_TEXT["small"]
     length = PRETRAINING["small"]().model.train_length
     return dataclasses.replace(
@@ -215,15 +235,15 @@ def small() -> Study:
 
 
 def study_named(name: str) -> Study:
-    """A preset, or `small:VARIANT`."""
+    """A preset, or one of its VARIANTS, as `small:half-rotary`."""
     preset, _, variant = name.partition(":")
-    known = [*PRESETS, *(f"small:{variant}" for variant in VARIANTS)]
+    known = [*PRESETS, *(f"{base}:{varied}" for base in VARIANTS for varied in VARIANTS[base])]
     if name not in known:
         raise ValueError(f"--preset must be one of {', '.join(known)}, got {name!r}")
     study = PRESETS[preset]()
     if not variant:
         return study
-    changed = study.pretraining.replaced(VARIANTS[variant])
+    changed = study.pretraining.replaced(VARIANTS[preset][variant])
     return dataclasses.replace(study, preset=name, pretraining=changed)
 
 

@@ -85,14 +85,13 @@ def test_the_figure_of_the_variants_is_drawn_of_one_preset(results):
     assert variants_figure(studies, "quick") is None
     loss, _ = variants_figure(studies, "small").axes
     assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "no-rotary"]
-    other = committed
     # The means are those of the table.
     means = {
         line.get_color(): line.get_xdata()[0]
         for line in loss.get_lines()
         if len(line.get_xdata()) == 1
     }
-    row = next(line for line in numbers(other).splitlines() if "(b) SSMax |" in line)
+    row = next(line for line in numbers(committed).splitlines() if "(b) SSMax |" in line)
     assert f"{means[look('b').colour]:.3f}" == row.split("|")[5].split()[0]
 
 

@@ -87,6 +87,7 @@ if __name__ == "__main__":
         "fsdp2 bfloat16": gradients(sharded(converted().to(narrow), ssmax_first=True), mine),
         "tensor parallel": tensor_parallel(folder),
         "decoded": decoded(split(converted(), folder / "decoded")),
+        "fsdp2, no gradients": logits(sharded(converted(), ssmax_first=False)),
         "clamp": logits(split(clamped(), folder / "clamp")),
     }
     try:

@@ -43,6 +43,11 @@ def exact():
     return gradients(converted().double(), TOKENS)
 
 
+def test_sharded_layers_compute_without_gradients(found):
+    """Only the layer whose turn it is has its s whole."""
+    torch.testing.assert_close(found["fsdp2, no gradients"], logits(converted()))
+
+
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [

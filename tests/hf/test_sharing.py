@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_models import OFFLOADED, build, randomise, tokens_of
 from torch._dynamo.backends.common import aot_autograd
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssmax.hf
@@ -60,10 +61,12 @@ def test_all_layers_take_one_launch(monkeypatch):
     foreach = torch._foreach_add
     monkeypatch.setattr(torch, "_foreach_add", lambda *a, **k: made.append(1) or foreach(*a, **k))
     scales = scales_of(converted())
-    for num_keys in (5, 6, 6):
+    # In the first pass they get to know each other.
+    for num_keys, launches in ((5, 2), (6, 1), (6, 1)):
+        made.clear()
         for scale in scales:
             scale(num_keys)
-    assert len(made) == 3
+        assert len(made) == launches
 
 
 @torch.no_grad()
@@ -85,11 +88,56 @@ def test_a_copy_has_a_company_of_its_own():
     model = converted()
     scales_of(model)[0](9)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert scales_of(twin)[0].company.scales == scales_of(twin)
+        (company,) = {scale.company for scale in scales_of(twin)}
+        assert company is not scales_of(model)[0].company
         for scale in scales_of(twin):
             scale.scale.zero_()
-        for scale in scales_of(twin) + scales_of(model):
+        for scale in 2 * (scales_of(twin) + scales_of(model)):
             torch.testing.assert_close(scale(9), alone(scale, 9))
+    lonely = {copy.deepcopy(scale).company for scale in scales_of(model)}
+    assert len(lonely) == 2
+
+
+@torch.no_grad()
+def test_encoder_and_decoder_are_no_company():
+    model = randomise(ssmax.hf.convert(build("bart"), attention="all"))
+    tokens = tokens_of(1, 7)
+    for _ in range(2):
+        model(tokens)
+    encoded = model.model.encoder(tokens)
+    for name, parameter in model.named_parameters():
+        if "decoder" in name and name.endswith("ssmax.scale"):
+            parameter.mul_(5)
+    first, again = (model(encoder_outputs=encoded, decoder_input_ids=tokens) for _ in range(2))
+    assert torch.equal(first.logits, again.logits)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, s):
+        return 2 * s
+
+
+@torch.no_grad()
+def test_an_s_that_is_computed_is_asked_for_by_itself():
+    model, tokens = converted(), tokens_of(1, 6)
+    plain = copy.deepcopy(model)
+    for scale, other in zip(scales_of(model), scales_of(plain), strict=True):
+        torch.nn.utils.parametrize.register_parametrization(scale, "scale", Doubled())
+        other.scale.mul_(2)
+    assert torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_keys", [60_001, range(1, 9)])
+def test_a_narrow_s_is_widened_first(num_keys):
+    scales = scales_of(converted())
+    counts = torch.tensor(list(num_keys)) if isinstance(num_keys, range) else num_keys
+    for scale in 2 * scales:
+        scale.scale.data = scale.scale.data.bfloat16()
+        assert not scale.shares
+        wanted = SSMaxScale.forward(scale, counts)
+        assert wanted.dtype == torch.float32
+        assert isinstance(num_keys, range) or torch.equal(scale(num_keys), wanted)
 
 
 def test_gradients_reach_s():
@@ -101,7 +149,8 @@ def test_gradients_reach_s():
 @torch.no_grad()
 def test_another_thread_takes_nothing_that_was_made_here(monkeypatch):
     scales = scales_of(converted())
-    scales[0](9)
+    for scale in (*scales, scales[0]):
+        scale(9)
     made = []
     foreach = torch._foreach_add
     monkeypatch.setattr(torch, "_foreach_add", lambda *a, **k: made.append(1) or foreach(*a, **k))
@@ -198,3 +247,46 @@ def test_inference_mode_has_no_versions():
         mask[..., 0] = False
         mask[..., 0, 0] = True
         assert not torch.equal(model(tokens, attention_mask=mask).logits, first)
+
+
+TRACED = pytest.mark.filterwarnings(
+    "ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:DeprecationWarning"
+)
+
+
+class Logits(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, mask=None):
+        return self.model(tokens, attention_mask=mask).logits
+
+
+@torch.no_grad()
+@TRACED
+@pytest.mark.parametrize("way", ["trace", "make_fx"])
+def test_what_is_recorded_counts_by_itself(way):
+    """Though the same mask was counted before: another will take its place."""
+    model, tokens = converted(), tokens_of(1, 6)
+    mask = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    other = mask.clone()
+    other[..., 0] = False
+    other[..., 0, 0] = True
+    plain = Logits(model)
+    wanted = plain(tokens, other.clone())
+    plain(tokens, mask)
+    if way == "trace":
+        recorded = torch.jit.trace(plain, (tokens, mask), check_trace=False)
+    else:
+        recorded = make_fx(plain)(tokens, mask)
+    torch.testing.assert_close(recorded(tokens, other), wanted)
+
+
+@torch.no_grad()
+@TRACED
+def test_an_encoder_without_a_mask_can_be_traced():
+    model = randomise(ssmax.hf.convert(build("bert"), attention="all"))
+    tokens = tokens_of(1, 6)
+    traced = torch.jit.trace(Logits(model), (tokens,), check_trace=False)
+    torch.testing.assert_close(traced(tokens), model(tokens).logits)

@@ -266,6 +266,7 @@ BAD = {
     "llama-identity --set model.train_length=4096": "must be at most 128",
     "llama-identity --set model.ssmax_lr=0": "model.ssmax_lr must be positive",
     "llama-identity --set switch.rule=probe": "switch.rule is for the paper's model",
+    "llama-identity --set run.record=true": "run.record is for the paper's model",
     "llama-identity --resume": "is no run",
     "llama-clamp --only-ssmax": "has nothing that could learn",
     "bert": "does not predict the next token",

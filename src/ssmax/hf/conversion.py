@@ -128,9 +128,12 @@ def attach(model: nn.Module, record: Conversion) -> None:
         for name in record.layers
     }
     install()
-    company = Company(scales.values()) if record.rule in ("ssmax", "ssmax_bias") else None
+    # Layers of an encoder and of a decoder do not meet the same n.
+    companies = {_place(name): Company() for name in scales}
     for name, scale in scales.items():
-        module, scale.company = known[name], company
+        module = known[name]
+        if record.rule in ("ssmax", "ssmax_bias"):
+            scale.company = companies[_place(name)]
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
@@ -403,10 +406,15 @@ def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) ->
     """Where a model's tensor parallel plan splits the heads over ranks, s and b go with them."""
     plan = _tensor_parallel_plan(model)
     for name, scale in scales.items():
-        place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+        place = _place(name)
         if any(plan[key] == "colwise" for key in plan if key.startswith(f"{place}.")):
             for parameter, _ in scale.named_parameters(recurse=False):
                 plan[f"{place}.{ATTRIBUTE}.{parameter}"] = "colwise"
+
+
+def _place(name: str) -> str:
+    """What the layers of a stack have in common in their names."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:

@@ -7,6 +7,7 @@ kernel is given does tell it, kernel by kernel, and then n is right whoever call
 
 # B batch, H heads, Q queries, K keys
 
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -94,18 +95,37 @@ def visible_keys(
 @torch.compiler.allow_in_graph
 def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     """Counted once for all layers: a graph that makes no gradients would repeat it for each."""
-    known = getattr(mask_BHQK, _COUNTED, None)
-    # What tells a change in place cannot be asked of tensors of inference mode.
-    version = None if mask_BHQK.is_inference() else mask_BHQK._version
-    if known is not None and version is not None and known[:2] == (version, length):
+    remembers = not _is_recorded(mask_BHQK)
+    known = getattr(mask_BHQK, _COUNTED, None) if remembers else None
+    if known is not None and known[:2] == (mask_BHQK._version, length):
         return known[2]
     mask = mask_BHQK[..., :length]
     seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
     counts_BHQ = seen.sum(-1)
     counts = counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
     counts = counts.clamp_min(1)
-    setattr(mask_BHQK, _COUNTED, (version, length, counts))
+    if remembers:
+        setattr(mask_BHQK, _COUNTED, (mask_BHQK._version, length, counts))
     return counts
+
+
+def is_traced() -> bool:
+    """While torch.jit.trace looks."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _is_recorded(mask: Tensor) -> bool:
+    """True where a count must not come from before, nor go beyond: while a graph is recorded of it.
+
+    Tensors of inference mode do not tell of changes in place.
+    """
+    if mask.is_inference() or is_traced():
+        return True
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+        return True
+    # What torch.compile traces is of a type of its own, and new.
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracing is not None and type(mask) is Tensor and tracing.get_proxy_mode() is not None
 
 
 def _of_eager(

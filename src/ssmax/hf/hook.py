@@ -7,14 +7,22 @@ have called; for all others nothing changes. The hook is installed by the first 
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.counting import Count, Kind, as_tensor, kind_of, known_keys, visible_keys
+from ssmax.hf.counting import (
+    Count,
+    Kind,
+    as_tensor,
+    is_traced,
+    kind_of,
+    known_keys,
+    visible_keys,
+)
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 
@@ -54,37 +62,49 @@ def _install() -> None:
 
 
 class Company:
-    """The scales of one model: they meet the same n, so their factors are made together.
+    """Scales of one model that meet the same n, so that their factors can be made together.
 
     Eager code that makes no gradients is launches, one after the other: some for the factors of
-    all layers instead of some for each are the difference between 1 % and several.
+    all layers instead of some for each are the difference between 1 % and several. Whoever asks
+    becomes a member: a copy, made alone or with its model, starts without any.
     """
 
-    def __init__(self, scales: Iterable["HookedScale"]) -> None:
-        self.scales: list[HookedScale] = list(scales)
+    def __init__(self) -> None:
+        self._members: dict[HookedScale, None] = {}
         self._made: dict[HookedScale, tuple[tuple[int, Count], Tensor]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Company":
+        return memo.setdefault(id(self), Company())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(Company())
 
     def factor(self, scale: "HookedScale", num_keys: Count) -> Tensor:
         """(..., heads, queries), float32 or wider, without gradients."""
+        self._members.setdefault(scale)
         # The first layer begins anew, since s may have changed, and makes those of the others: they
         # use them once. A thread may have a stream of its own.
         key = (threading.get_ident(), num_keys)
-        if scale is self.scales[0]:
-            self._made = {each: (key, factor) for each, factor in self._make(num_keys).items()}
+        if scale is next(iter(self._members)):
+            made_now = self._make(scale, num_keys)
+            self._made = {each: (key, factor) for each, factor in made_now.items()}
         made = self._made.pop(scale, None)
         if made is not None and made[0][0] == key[0] and _is_same(made[0][1], num_keys):
             return made[1]
         return _together(num_keys, [scale])[0]
 
-    def _make(self, num_keys: Count) -> dict["HookedScale", Tensor]:
+    def _make(self, first: "HookedScale", num_keys: Count) -> dict["HookedScale", Tensor]:
         """For the first layer and those that are like it, where that is not too much."""
-        first = self.scales[0]
-        if first.num_heads * len(self.scales) * _queries(num_keys) > SHARED_ELEMENTS:
+        if first.scale.numel() * len(self._members) * _queries(num_keys) > SHARED_ELEMENTS:
             return {}
-        # Offloaded layers are elsewhere until it is their turn.
-        device, heads = first.scale.device, first.num_heads
-        alike = [x for x in self.scales if x.num_heads == heads and x.scale.device == device]
+        # Offloaded and sharded layers are elsewhere, or parts, until it is their turn.
+        about = _about(first.scale)
+        alike = [each for each in self._members if each.shares and _about(each.scale) == about]
         return dict(zip(alike, _together(num_keys, alike), strict=True))
+
+
+def _about(s: Tensor) -> tuple[Any, ...]:
+    return s.shape, s.dtype, s.device
 
 
 def _together(num_keys: Count, scales: Sequence["HookedScale"]) -> Sequence[Tensor]:
@@ -129,8 +149,9 @@ class HookedScale(SSMaxScale):
         # A compiled graph looks at nothing else here, and so asks for nothing else before it runs.
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.company is None:
             return False
-        # Tensor parallelism and FSDP leave other types.
-        return type(self._parameters["scale"]) is nn.Parameter
+        # Others are parts of a tensor, are computed (by a parametrization), or are too narrow.
+        s = self._parameters.get("scale")
+        return type(s) is nn.Parameter and s.dtype in (torch.float32, torch.float64)
 
     def forward(self, num_keys: Count) -> Tensor:
         """As SSMaxScale's; a range is n of the queries of a prompt."""
@@ -163,8 +184,9 @@ def _attend(
     scale = scale_of(module)
     if scale is not None:
         asked = (_known_kind(implementation), module, query, key, attention_mask, options)
-        # Numbers need no launch; under torch.compile they would need a graph for every length.
-        num_keys = None if torch.compiler.is_compiling() else known_keys(*asked)
+        # Numbers need no launch; in a graph they would be those of the lengths it was made with.
+        in_graph = torch.compiler.is_compiling() or is_traced()
+        num_keys = None if in_graph else known_keys(*asked)
         if num_keys is None:
             num_keys = visible_keys(*asked)
         elif isinstance(num_keys, range) and not getattr(scale, "shares", False):

@@ -145,15 +145,16 @@ class RecordedDecoder(PlainDecoder):
 
     def _record(self) -> None:
         """What is run meanwhile writes the slot that the first replay writes again."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UPS):
-                self._next()
-        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.logits_BV = self._next()
+        with torch.cuda.device(self.slot.device):
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    self._next()
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self.logits_BV = self._next()
         self._graph = graph
 
     def _next(self) -> Tensor:

@@ -218,7 +218,7 @@ class SSMaxScale(_KeepsFloat32):
                 bias = here.bias if self.rule == "ssmax_bias" else None
                 return rules.unchecked_ssmax_factor(num_keys, here.scale, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
-            num_keys = torch.tensor([num_keys], device=device)
+            num_keys = torch.full((1,), num_keys, device=device)
         if num_keys.dim() not in (1, 2):
             raise ValueError(
                 f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "

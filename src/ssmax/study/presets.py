@@ -166,10 +166,10 @@ def gpu() -> Study:
     )
 
 
-_BASES = {"theta-1k": {"model.theta": 1_000.0}, "theta-100k": {"model.theta": 100_000.0}}
+_THETAS = {"theta-1k": {"model.theta": 1_000.0}, "theta-100k": {"model.theta": 100_000.0}}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "quick": {
-        **_BASES,
+        **_THETAS,
         "half-rotary": {"model.rotary_width": 8},
         "no-rotary": {"model.rotary_width": 0},
         "windows": {"model.window": 16, "model.full_every": 2},
@@ -187,7 +187,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "small": {
-        **_BASES,
+        **_THETAS,
         "half-rotary": {"model.rotary_width": 32},
         "no-rotary": {"model.rotary_width": 0},
         "windows": {"model.window": 128, "model.full_every": 2},

@@ -79,6 +79,8 @@ class ConvertedTrainConfig(TrainConfig):
         TrainConfig.__post_init__(self)
         if self.switch.rule:
             raise ValueError("switch.rule is for the paper's model; convert with another rule")
+        if self.run.record:
+            raise ValueError("run.record is for the paper's model; leave it out")
 
     @property
     def is_bound_to_steps(self) -> bool:

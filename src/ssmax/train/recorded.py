@@ -17,8 +17,8 @@ STEPS_BEFORE = 3
 class RecordedGradients:
     """A function that adds up the gradients of batches and gives their mean loss, recorded.
 
-    Only batches like the first one, alone in their step and not packed, are replayed; the function
-    is called for all others. Gradients lie in memory of the graph, which is written by every
+    Only batches alone in their step, not packed and of the recorded shape are replayed; for all
+    others the function is called. Gradients lie in memory of the graph, which is written by every
     replay: whoever sets them to None finds them again after the next.
     """
 
@@ -56,12 +56,14 @@ class RecordedGradients:
     def _record(self, batch: Batch) -> None:
         parameters = list(self.loss.parameters())
         device = parameters[0].device
-        self._read = batch.to(device)
-        torch.cuda.synchronize(device)
-        # What the steps before have used is not what the graph will use.
-        torch.cuda.empty_cache()
+        # Copies: what is given next is written into them.
+        inputs_BT, targets_BT = (x.to(device).clone() for x in (batch.inputs_BT, batch.targets_BT))
+        self._read = Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._mean = self.compute([self._read])
+        with torch.cuda.device(device):
+            # Another thread may pin memory meanwhile, for the next batch.
+            stream = torch.cuda.Stream()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._mean = self.compute([self._read])
         self._graph = graph
         self._gradients = [(p, p.grad) for p in parameters if p.grad is not None]

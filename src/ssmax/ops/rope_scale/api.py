@@ -18,6 +18,7 @@ from ssmax.ops.rope_scale.reference import (
 from ssmax.ops.scale import Number, ssmax_factor
 
 FEW_ELEMENTS = 1 << 20
+"""Of a query: a plain product takes a few microseconds for them, launch and all."""
 
 
 def rope_scale(
@@ -72,8 +73,8 @@ def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
     # For few elements an operator's door takes longer than a plain launch. In a graph there are no
     # doors, and to ask for a number there would make it another graph.
-    is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    is_short = q_BHTD.shape[2] == 1 or (is_eager and q_BHTD.numel() <= FEW_ELEMENTS)
+    is_plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    is_short = q_BHTD.shape[2] == 1 or (is_plain and q_BHTD.numel() <= FEW_ELEMENTS)
     if is_short or choose_impl("auto", q_BHTD.device) == "reference":
         return scale_query_reference(q_BHTD, factor_BHT)
     no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)

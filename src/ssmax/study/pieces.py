@@ -99,8 +99,11 @@ def _records(folder: Path) -> Iterator[Path]:
 def _homes(folder: Path) -> list[str]:
     """Where the study and its texts lie, as paths begin that are written into records."""
     values = read_study_file(folder)
+    here = folder.resolve()
     parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
-    return [f"{home}/" for home in (folder.resolve(), *sorted(parents))]
+    # The commands name the folder itself.
+    parents |= {here.parent} - {Path("/")}
+    return [f"{home}/" for home in (here, *sorted(parents, key=str, reverse=True))]
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def test_attention_is_the_oracle(rng: random.Random, backend: str):
     out = ssmax_attention(*inputs, **case.options, backend=backend)
     assert out.dtype == case.q.dtype
     exact = oracle_attention(*inputs, **case.options)
-    assert_no_worse_than(out, naive_attention(*inputs, **case.options), exact, name=str(case))
+    # Of the thousands of cases that are drawn, eager code is lucky in some: one was seen to
+    # err 3.3 times as much. What is wrong is off by thousands of times as much.
+    eager = naive_attention(*inputs, **case.options)
+    assert_no_worse_than(out, eager, exact, slack=4.0, name=str(case))
 
 
 @share(0.3)

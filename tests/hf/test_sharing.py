@@ -2,7 +2,6 @@
 
 import collections
 import copy
-import pickle
 import threading
 
 import pytest
@@ -87,13 +86,13 @@ def test_an_s_that_changed_is_seen(order):
 def test_a_copy_has_a_company_of_its_own():
     model = converted()
     scales_of(model)[0](9)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        (company,) = {scale.company for scale in scales_of(twin)}
-        assert company is not scales_of(model)[0].company
-        for scale in scales_of(twin):
-            scale.scale.zero_()
-        for scale in 2 * (scales_of(twin) + scales_of(model)):
-            torch.testing.assert_close(scale(9), alone(scale, 9))
+    twin = copy.deepcopy(model)
+    (company,) = {scale.company for scale in scales_of(twin)}
+    assert company is not scales_of(model)[0].company
+    for scale in scales_of(twin):
+        scale.scale.zero_()
+    for scale in 2 * (scales_of(twin) + scales_of(model)):
+        torch.testing.assert_close(scale(9), alone(scale, 9))
     lonely = {copy.deepcopy(scale).company for scale in scales_of(model)}
     assert len(lonely) == 2
 

@@ -162,3 +162,11 @@ def test_state_survives_saving_and_copying(rule):
     other.load_state_dict(module.state_dict())
     for twin in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(twin(N), module(N))
+
+
+@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias"])
+def test_an_s_that_is_no_number_is_named(rule):
+    module = SSMaxScale(2, rule, train_length=8)
+    torch.nn.init.constant_(module.scale, torch.nan)
+    with pytest.raises(ValueError, match="s holds NaN"):
+        module(torch.arange(1, 5))

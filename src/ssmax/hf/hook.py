@@ -64,9 +64,9 @@ def _install() -> None:
 class Company:
     """Scales of one model that meet the same n, so that their factors can be made together.
 
-    Eager code that makes no gradients is launches, one after the other: some for the factors of
-    all layers instead of some for each are the difference between 1 % and several. Whoever asks
-    becomes a member: a copy, made alone or with its model, starts without any.
+    Eager code that makes no gradients is launches, one after the other: here are some for all
+    layers instead of some for each. Whoever asks becomes a member: a copy, made alone or with its
+    model, starts without any.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,6 @@ def _attend(
     **options: Any,
 ) -> Any:
     """What Transformers would have called, its query scaled where the module has an ssmax."""
-
     scale = scale_of(module)
     if scale is not None:
         asked = (_known_kind(implementation), module, query, key, attention_mask, options)

@@ -40,13 +40,13 @@ RULES: dict[str, Rule] = {
     "softmax": Rule(lambda m, n: rules.softmax_factor(n)),
     "temperature": Rule(lambda m, n: rules.temperature_factor(n, m.scale), {"scale": _one}),
     "ssmax": Rule(
-        lambda m, n: rules.unchecked_ssmax_factor(n, m.scale),
+        lambda m, n: rules.ssmax_factor(n, m.scale),
         {"scale": rules.initial_s},
         needs_length=True,
     ),
     "ssmax_no_s": Rule(lambda m, n: rules.ssmax_factor(n, 1.0)),
     "ssmax_bias": Rule(
-        lambda m, n: rules.unchecked_ssmax_factor(n, m.scale, m.bias),
+        lambda m, n: rules.ssmax_factor(n, m.scale, m.bias),
         {"scale": rules.initial_s, "bias": _zero},
         needs_length=True,
     ),

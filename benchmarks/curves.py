@@ -17,6 +17,7 @@ import json
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -88,6 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tokens", type=Path, help="prepared tokens, a vocabulary of GPT-2's size")
     parser.add_argument("--quick", action="store_true", help="a small model")
+    parser.add_argument("--together", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file to append to")
     parser.add_argument("--only", choices=list(CHANGES), help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
@@ -102,18 +104,22 @@ def main() -> None:
         found = curve(arguments.only, config, arguments.tokens, batch, steps, arguments.seed)
         print("result", json.dumps(found))
         return
-    for seed, name in RUNS:
+
+    def run(seed: int, name: str) -> None:
         command = [sys.executable, __file__, str(arguments.tokens), "--only", name]
         command += ["--seed", str(seed)] + ["--quick"] * arguments.quick
         out = subprocess.run(command, capture_output=True, text=True, check=False)
         if out.returncode:
             print(f"seed {seed} {name:32} failed: {out.stderr.strip()[-300:]}", flush=True)
-            continue
+            return
         line = out.stdout.strip().splitlines()[-1].removeprefix("result ")
         last = statistics.mean(json.loads(line)["losses"][-LAST:])
         print(f"seed {seed} {name:32} loss of the last {LAST} steps {last:.4f}", flush=True)
         with arguments.out.open("a") as file:
             file.write(line + "\n")
+
+    with ThreadPoolExecutor(arguments.together) as pool:
+        list(pool.map(run, *zip(*RUNS, strict=True)))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
 torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Ours is
 the code that `ssmax pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a
-residual stream as wide as the plain loop's, and with fewer activations kept. First both models are
-given the same weights and must have the same loss and gradient; then each trains in a process of
-its own, turn after turn, on random tokens. Rows are appended to benchmarks/results.csv.
+residual stream as wide as the plain loop's, with fewer activations kept, and as `ssmax finetune`
+calls it, on packed questions. First both models are given the same weights and must have the same
+loss and gradient; then each trains in a process of its own, turn after turn, on random tokens. Rows
+are appended to benchmarks/results.csv.
 """
 
 # B batch, T tokens, C width, F feed-forward width, V vocabulary, H heads, D head width
@@ -27,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LM, LMConfig
 from ssmax.records import BenchmarkRow, Provenance, append_csv
@@ -34,15 +36,15 @@ from ssmax.train.config import OptimConfig, RunConfig
 from ssmax.train.loop import gradients_of
 from ssmax.train.optimizer import make_optimizer
 from ssmax.train.parallel import Loss, build, clip_gradients
-from ssmax.train.samples import Batch
+from ssmax.train.samples import Batch, Samples
 from ssmax.train.world import alone
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
-RECORDED = "ours, ssmax, recorded"
+RECORDED, PACKED = "ours, ssmax, recorded", "ours, ssmax, packed questions"
 RULES = {PLAIN: "softmax", SOFTMAX: "softmax"} | dict.fromkeys(
-    (SSMAX, RECORDED, WIDE, LEAN), "ssmax"
+    (SSMAX, RECORDED, WIDE, LEAN, PACKED), "ssmax"
 )
 CHANGES = {
     RECORDED: {"record": True},
@@ -154,6 +156,26 @@ class RandomTokens:
         return Batch(inputs_BT=tokens[:, :-1].contiguous(), targets_BT=tokens[:, 1:].contiguous())
 
 
+class RandomQuestions(RandomTokens):
+    """As many tokens in questions as long as SQuAD's, of which only the answers count."""
+
+    def rows(self, first: int, count: int) -> Batch:
+        batch = super().rows(first, count)
+        generator = torch.Generator().manual_seed(first)
+        inputs, targets = batch.inputs_BT.flatten(), batch.targets_BT.flatten()
+        longest = self.config.train_length // 3
+        lengths = torch.randint(longest // 3, longest, (inputs.numel(),), generator=generator)
+        ends = lengths.cumsum(0)
+        ends = torch.cat((ends[ends < inputs.numel()], torch.tensor([inputs.numel()])))
+        to_end = ends[torch.searchsorted(ends, torch.arange(inputs.numel()), right=True)]
+        is_answer = to_end - torch.arange(inputs.numel()) <= 5
+        return Batch(
+            inputs_BT=inputs[None],
+            targets_BT=torch.where(is_answer, targets, IGNORE)[None],
+            cu_seqlens=torch.cat((torch.zeros(1), ends)).int(),
+        )
+
+
 def train_some(
     name: str, config: LMConfig, batch: int, steps: int, warmup: int
 ) -> dict[str, float]:
@@ -173,7 +195,7 @@ def train_some(
         loss = build(model, run, world)
     gradients = gradients_of(loss, run, world)
     optimizer = make_optimizer(model, OptimConfig(), device)
-    samples = RandomTokens(config)
+    samples: Samples = (RandomQuestions if name == PACKED else RandomTokens)(config)
 
     def batches(step: int) -> list[Batch]:
         rows = samples.rows(step * batch, batch)

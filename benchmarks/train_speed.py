@@ -1,6 +1,7 @@
 """How fast does the paper's model train, ours and as one would write it in plain PyTorch?
 
     python benchmarks/train_speed.py             # the paper's model on a GPU
+    python benchmarks/train_speed.py --pairs     # SSMax and softmax side by side
     python benchmarks/train_speed.py --quick     # a small one, anywhere
 
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
@@ -16,11 +17,13 @@ are appended to benchmarks/results.csv.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -43,14 +46,18 @@ RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
 RECORDED, PACKED = "ours, ssmax, recorded", "ours, ssmax, packed questions"
-RULES = {PLAIN: "softmax", SOFTMAX: "softmax"} | dict.fromkeys(
-    (SSMAX, RECORDED, WIDE, LEAN, PACKED), "ssmax"
+SOFTMAX_RECORDED, LEAN_RECORDED = "ours, softmax, recorded", "ours, ssmax, recorded, less memory"
+RULES = dict.fromkeys((PLAIN, SOFTMAX, SOFTMAX_RECORDED), "softmax") | dict.fromkeys(
+    (SSMAX, RECORDED, WIDE, LEAN, LEAN_RECORDED, PACKED), "ssmax"
 )
 CHANGES = {
     RECORDED: {"record": True},
+    SOFTMAX_RECORDED: {"record": True},
     WIDE: {"residual": "float32"},
     LEAN: {"keep_activations": 0.85},
+    LEAN_RECORDED: {"keep_activations": 0.85, "record": True},
 }
+PAIRS = [(SOFTMAX, SSMAX), (SOFTMAX_RECORDED, RECORDED)]
 SEED = 0
 
 
@@ -176,10 +183,11 @@ class RandomQuestions(RandomTokens):
         )
 
 
-def train_some(
-    name: str, config: LMConfig, batch: int, steps: int, warmup: int
-) -> dict[str, float]:
-    """Milliseconds a step (median), peak memory, last loss."""
+@contextlib.contextmanager
+def trainer_of(
+    name: str, config: LMConfig, batch: int
+) -> Iterator[Callable[[int], tuple[float, float]]]:
+    """A function that trains for so many steps: milliseconds of one, last loss."""
     torch.manual_seed(SEED)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     on_gpu = device.type == "cuda"
@@ -201,23 +209,56 @@ def train_some(
         rows = samples.rows(step * batch, batch)
         return [rows.pinned() if on_gpu else rows]
 
-    taken, value = [], torch.zeros(())
-    with Prefetch(batches) as prefetched:
-        for step in range(warmup + steps):
-            # A graph allocates while it is recorded, not when it runs.
-            if step == warmup and on_gpu and not run.record:
-                torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
+    def some_steps(count: int) -> tuple[float, float]:
+        start = time.perf_counter()
+        for _ in range(count):
             value = gradients(next(prefetched))
             clip_gradients(model, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if on_gpu and step % 5 == 4:
-                torch.cuda.synchronize()
-            taken.append(time.perf_counter() - start)
-    groups = [sum(taken[i : i + 5]) / 5 for i in range(warmup, warmup + steps, 5)]
-    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else 0.0
-    return {"ms": statistics.median(groups) * 1e3, "mib": peak, "loss": value.item()}
+        last = value.item()  # waits for the device
+        return (time.perf_counter() - start) / count * 1e3, last
+
+    with Prefetch(batches) as prefetched:
+        yield some_steps
+
+
+def train_some(
+    name: str, config: LMConfig, batch: int, steps: int, warmup: int
+) -> dict[str, float]:
+    """Milliseconds a step (median), peak memory, last loss."""
+    with trainer_of(name, config, batch) as some_steps:
+        some_steps(warmup)
+        # A graph allocates while it is recorded, not when it runs.
+        if torch.cuda.is_available() and not CHANGES.get(name, {}).get("record"):
+            torch.cuda.reset_peak_memory_stats()
+        turns = [some_steps(5) for _ in range(steps // 5)]
+    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
+    times, losses = zip(*turns, strict=True)
+    return {"ms": statistics.median(times), "mib": peak, "loss": losses[-1]}
+
+
+def in_turns(names: Sequence[str], shape: LMConfig, batch: int, turns: int) -> dict[str, list]:
+    """Milliseconds a step of competitors that take turns in one process, peak memory of all.
+
+    Two runs of one competitor differ by a percent: what costs less shows only side by side.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    with contextlib.ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(trainer_of(name, with_rule(shape, name), batch))
+            for name in names
+        }
+        for turn in range(turns + 1):
+            for name in sorted(runs, reverse=turn % 2 == 1):
+                milliseconds, _ = runs[name](5)
+                if turn:  # the first compiles
+                    taken[name].append(milliseconds)
+    return taken
+
+
+def with_rule(shape: LMConfig, name: str) -> LMConfig:
+    return dataclasses.replace(shape, rule=RULES[name])
 
 
 def main() -> None:
@@ -226,6 +267,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="sequences of a step")
     parser.add_argument("--turns", type=int, default=2, help="runs of each; the best counts")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    parser.add_argument("--pairs", action="store_true", help="SSMax against softmax, in turns")
     parser.add_argument("--only", choices=list(RULES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shape = LMConfig()
@@ -236,15 +278,41 @@ def main() -> None:
         )
         batch, steps, warmup = 8, 10, 5
     if arguments.only:
-        config = LMConfig.from_dict({**shape.to_dict(), "rule": RULES[arguments.only]})
+        config = with_rule(shape, arguments.only)
         print("result", json.dumps(train_some(arguments.only, config, batch, steps, warmup)))
         return
     error = check_agreement()
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     provenance = Provenance.here(
         config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
     )
+    shape_name = f"{shape.num_layers}x{shape.width} B{batch} T{shape.train_length}"
+    if arguments.pairs:
+        for pair in PAIRS:
+            taken = in_turns(pair, shape, batch, turns=3 if arguments.quick else 20)
+            rows = []
+            for name, times in taken.items():
+                sides = zip(times, taken[pair[0]], strict=True)
+                ratio = statistics.median(mine / other for mine, other in sides)
+                milliseconds = statistics.median(times)
+                print(f"{name:34} {milliseconds:8.2f} ms  x {ratio:.4f}", flush=True)
+                rows.append(
+                    BenchmarkRow(
+                        benchmark="train_speed",
+                        competitor=name,
+                        shape=shape_name,
+                        mode="step, in turns",
+                        milliseconds=round(milliseconds, 3),
+                        ratio=round(ratio, 4),
+                        peak_mib=0.0,
+                        memory_ratio=0.0,
+                        error=float(f"{error:.1e}"),
+                        provenance=provenance,
+                    )
+                )
+            append_csv(arguments.out, rows)
+        return
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
     best: dict[str, float] = {}
     peaks: dict[str, float] = {}
     for turn in range(arguments.turns):
@@ -269,7 +337,7 @@ def main() -> None:
             row = BenchmarkRow(
                 benchmark="train_speed",
                 competitor=name,
-                shape=f"{shape.num_layers}x{shape.width} B{batch} T{shape.train_length}",
+                shape=shape_name,
                 mode="step",
                 milliseconds=round(best[name], 3),
                 ratio=round(best[name] / best[PLAIN], 4),

@@ -1,15 +1,33 @@
-"""Write the tables of docs/speed.md from benchmarks/results.csv. `make speed`.
+"""Write the tables of docs/speed.md from benchmarks/results.csv, and its pictures. `make speed`.
 
 A table stands below `<!-- NAME -->`; what surrounds it is written by hand.
 """
 
 import csv
+import json
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmax.report.style import as_svg, new_figure
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"
+PICTURES = ROOT / "docs" / "pictures"
 TOKENS_OF_A_STEP = 64 * 1024
+PLAIN = "plain loop, softmax (yardstick)"
+COLOURS = {
+    PLAIN: "#000000",
+    "plain loop, again": "#999999",
+    "ours": "#D55E00",
+    "ours, float32 residual": "#0072B2",
+    "ours, recorded": "#009E73",
+}
+SMOOTHED = 20
+"""Steps."""
 
 Row = dict[str, str]
 
@@ -26,6 +44,8 @@ def training() -> list[str]:
     """Steps of the paper's model."""
     lines = ["| | ms a step | tokens/s | times the plain loop | peak |", "|---|---|---|---|---|"]
     for row in newest("train_speed"):
+        if row["mode"] != "step":
+            continue
         speed = TOKENS_OF_A_STEP / float(row["milliseconds"])
         lines.append(
             f"| {row['competitor']} | {float(row['milliseconds']):.1f} | {speed:.0f} k | "
@@ -72,7 +92,109 @@ def measuring() -> list[str]:
     return lines
 
 
+def growth() -> list[str]:
+    """What SSMax costs as things grow."""
+    lines = ["| | softmax | SSMax | times softmax | memory |", "|---|---|---|---|---|"]
+    for yardstick, ours in growth_pairs():
+        lines.append(
+            f"| {ours['shape']} | {float(yardstick['milliseconds']):.3g} ms | "
+            f"{float(ours['milliseconds']):.3g} ms | {float(ours['ratio']):.3f} | "
+            f"{float(ours['memory_ratio']):.2f} |"
+        )
+    return lines
+
+
+def growth_pairs() -> list[tuple[Row, Row]]:
+    """The yardstick and ours, shape by shape."""
+    return list(pairwise(newest("growth")))[::2]
+
+
+def growth_picture() -> Any:
+    """Time and memory against each thing that grows, the others held."""
+    panels: dict[str, list[tuple[float, Row, Row]]] = {}
+    for yardstick, ours in growth_pairs():
+        shape = ours["shape"]
+        if found := re.fullmatch(r"B(\d+) T(\d+) H(\d+)/\d+ D\d+", shape):
+            batch, tokens, heads = map(int, found.groups())
+            # The smallest of one series is in none of the others.
+            if batch * tokens == 131_072:
+                panels.setdefault("tokens, 131,072 in all", []).append((tokens, yardstick, ours))
+            elif tokens == 1024:
+                panels.setdefault("batch of 1,024 tokens", []).append((batch, yardstick, ours))
+            else:
+                panels.setdefault("heads, 4 x 4,096 tokens", []).append((heads, yardstick, ours))
+        else:
+            number, unit = shape.split()[:2]
+            size = float(number) * {"M": 1e6, "B": 1e9}[unit]
+            panels.setdefault("parameters, a training step", []).append((size, yardstick, ours))
+    figure, axes = new_figure(12.0, 5.0, columns=len(panels), rows=2)
+    for column, (name, points) in enumerate(panels.items()):
+        x = [point[0] for point in points]
+        for axis, key in zip(axes[:, column], ("milliseconds", "peak_mib"), strict=True):
+            for side, dash, colour in ((1, "o-", "#000000"), (2, "x--", "#D55E00")):
+                y = [float(point[side][key]) / sequences(point[side]) for point in points]
+                axis.loglog(x, y, dash, color=colour, label=("softmax", "SSMax, ours")[side - 1])
+            if key == "peak_mib" and "in all" in name:  # hardly grows
+                axis.set_yscale("linear")
+                axis.set_ylim(bottom=0)
+            else:
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.yaxis.set_minor_formatter("")
+            axis.set_xticks(x, [short(value) for value in x], minor=False)
+            axis.set_xticks([], minor=True)
+            axis.set_xlabel(name)
+            unit = "ms" if key == "milliseconds" else "MiB"
+            axis.set_ylabel(f"{unit} of a sequence" if "parameters" in name else unit)
+    axes[0, 0].legend(frameon=False)
+    return figure
+
+
+def short(number: float) -> str:
+    """1k of tokens is 1,024 of them; of parameters there are millions."""
+    if number < 1024:
+        return f"{number:g}"
+    if number < 1e6:
+        return f"{number / 1024:g}k"
+    return f"{number / 1e6:g}M" if number < 1e9 else f"{number / 1e9:g}B"
+
+
+def sequences(row: Row) -> int:
+    """That time and memory are shown for: models have batches of different sizes."""
+    found = re.search(r" B(\d+) T", row["shape"])
+    return int(found[1]) if found else 1
+
+
+def curves_picture() -> Any:
+    """Losses of the loops, and how far they are from the plain loop's with the same batches."""
+    runs = {}
+    for line in (ROOT / "benchmarks" / "curves.jsonl").read_text().splitlines():
+        run = json.loads(line)
+        runs[run["competitor"], run["seed"]] = np.array(run["losses"])
+    figure, axes = new_figure(10.0, 3.8, columns=2)
+    left, right = axes.flat
+    order = list(COLOURS)
+    for (name, seed), losses in sorted(runs.items(), key=lambda run: order.index(run[0][0])):
+        dash = "-" if seed == 0 else ":"
+        label = f"{name.removesuffix(' (yardstick)')}, seed {seed}"
+        left.plot(range(1, len(losses) + 1), losses, dash, color=COLOURS[name], lw=0.8, label=label)
+        if name != PLAIN:
+            away = smooth(losses - runs[PLAIN, seed])
+            right.plot(
+                range(SMOOTHED, len(losses) + 1), away, dash, color=COLOURS[name], label=label
+            )
+    left.set(xlabel="step", ylabel="loss, nats")
+    right.set(xlabel="step", ylabel=f"less the plain loop's, mean of {SMOOTHED} steps")
+    left.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    return np.convolve(values, np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+
+
 TABLES = {
+    "growth": growth,
     "training": training,
     "conversion": conversion,
     "decoding": decoding,
@@ -93,3 +215,5 @@ def written(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
+    for name, draw in {"growth": growth_picture, "loops": curves_picture}.items():
+        (PICTURES / f"{name}.svg").write_text(as_svg(draw()))

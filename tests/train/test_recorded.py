@@ -56,4 +56,6 @@ def test_a_replay_is_the_step(compiled):
     recorded, *found = trained(world, RunConfig(record=True, **options), steps)
     _, *wanted = trained(world, RunConfig(**options), steps)
     assert recorded._graph is not None
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    # A step moves a weight by up to 1e-2, whatever its gradient; one that is nearly 0 has its
+    # roundings magnified by that.
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -109,21 +109,18 @@ def _about(s: Tensor) -> tuple[Any, ...]:
 
 def _together(num_keys: Count, scales: Sequence["HookedScale"]) -> Sequence[Tensor]:
     """s log n + b of every one, as SSMaxScale has it."""
-    s = [scale.scale for scale in scales]
-    b = [scale.bias for scale in scales] if scales[0].rule == "ssmax_bias" else None
+    s = torch.stack([scale.scale for scale in scales])
     if isinstance(num_keys, int):
-        log_n = math.log(num_keys)
-        # Names with an underscore that PyTorch's own optimizers stand on.
-        if b is None:
-            made = torch._foreach_mul(s, log_n)  # pyright: ignore[reportPrivateImportUsage]
-        else:
-            made = torch._foreach_add(b, s, alpha=log_n)  # pyright: ignore[reportPrivateImportUsage]
-        return [factor.unsqueeze(-1) for factor in made]
-    n = as_tensor(num_keys, s[0])
-    log_n = n.to(s[0].dtype).log().unsqueeze(-2)
-    columns = (len(s), *(1,) * (n.dim() - 1), -1, 1)
-    factors = torch.stack(s).view(columns) * log_n
-    return (factors if b is None else factors + torch.stack(b).view(columns)).unbind()
+        log_n: float | Tensor = math.log(num_keys)
+        columns = (*s.shape, 1)
+    else:
+        n = as_tensor(num_keys, s)
+        log_n = n.to(s.dtype).log().unsqueeze(-2)
+        columns = (len(s), *(1,) * (n.dim() - 1), -1, 1)
+    factors = s.view(columns) * log_n
+    if scales[0].rule == "ssmax_bias":
+        factors = factors + torch.stack([scale.bias for scale in scales]).view(columns)
+    return factors.unbind()
 
 
 def _queries(num_keys: Count) -> int:

@@ -65,7 +65,7 @@ results: $(READY)  ## results/ and its tables in README and docs anew, from the 
 pictures: $(READY)  ## docs/pictures anew, from what is computed
 	"$(BIN)/python" tools/pictures.py
 
-speed: $(READY)  ## the tables of docs/speed.md anew, from benchmarks/results.csv
+speed: $(READY)  ## the tables and pictures of docs/speed.md anew, from benchmarks/
 	"$(BIN)/python" tools/speed_page.py
 
 licences: $(READY)  ## docs/licences.md anew, from the metadata of what is installed

@@ -5,12 +5,13 @@
     python benchmarks/train_speed.py --quick     # a small one, anywhere
 
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
-torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Ours is
-the code that `ssmax pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a
-residual stream as wide as the plain loop's, with fewer activations kept, and as `ssmax finetune`
-calls it, on packed questions. First both models are given the same weights and must have the same
-loss and gradient; then each trains in a process of its own, turn after turn, on random tokens. Rows
-are appended to benchmarks/results.csv.
+torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Beside it
+Transformers' Llama of the same shape, as it is and compiled, in the same loop. Ours is the code
+that `ssmax pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a residual
+stream as wide as the plain loop's, with fewer activations kept, and as `ssmax finetune` calls it,
+on packed questions. First all models are given the same weights and must have the same loss and
+gradient; then each trains in a process of its own, turn after turn, on random tokens. Rows are
+appended to benchmarks/results.csv.
 """
 
 # B batch, T tokens, C width, F feed-forward width, V vocabulary, H heads, D head width
@@ -34,6 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LM, LMConfig
+from ssmax.lm.llama import to_llama_weights
 from ssmax.records import BenchmarkRow, Provenance, append_csv
 from ssmax.train.config import OptimConfig, RunConfig
 from ssmax.train.loop import gradients_of
@@ -45,11 +47,12 @@ from ssmax.train.world import alone
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
+LLAMA, LLAMA_COMPILED = "Transformers, softmax", "Transformers, softmax, compiled"
 RECORDED, PACKED = "ours, ssmax, recorded", "ours, ssmax, packed questions"
 SOFTMAX_RECORDED, LEAN_RECORDED = "ours, softmax, recorded", "ours, ssmax, recorded, less memory"
-RULES = dict.fromkeys((PLAIN, SOFTMAX, SOFTMAX_RECORDED), "softmax") | dict.fromkeys(
-    (SSMAX, RECORDED, WIDE, LEAN, LEAN_RECORDED, PACKED), "ssmax"
-)
+RULES = dict.fromkeys(
+    (PLAIN, LLAMA, LLAMA_COMPILED, SOFTMAX, SOFTMAX_RECORDED), "softmax"
+) | dict.fromkeys((SSMAX, RECORDED, WIDE, LEAN, LEAN_RECORDED, PACKED), "ssmax")
 CHANGES = {
     RECORDED: {"record": True},
     SOFTMAX_RECORDED: {"record": True},
@@ -78,12 +81,16 @@ class PlainBlock(nn.Module):
             for project in (self.q, self.k, self.v)
         )
         q, k = turned(q, cos, sin), turned(k, cos, sin)
-        kernel = sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if q.is_cuda else contextlib.nullcontext()
-        with kernel:
+        with by_cudnn(q.device):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x_BTC = x_BTC + self.o(out.transpose(1, 2).flatten(2))
         h = self.ff_norm(x_BTC)
         return x_BTC + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+def by_cudnn(device: torch.device) -> contextlib.AbstractContextManager:
+    on_gpu = device.type == "cuda"
+    return sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if on_gpu else contextlib.nullcontext()
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,6 +119,23 @@ class PlainModel(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
 
 
+class LlamaModel(nn.Module):
+    """Transformers' Llama with the plain loop's loss and its attention by cuDNN."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        import transformers
+
+        weights, settings = to_llama_weights(LM(config))
+        self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+        self.model.load_state_dict(weights)
+
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, _=None) -> Tensor:
+        with by_cudnn(inputs_BT.device):
+            logits = self.model(inputs_BT, use_cache=False).logits.float()
+        return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
+
+
 def plain_weights(model: LM) -> dict[str, Tensor]:
     """Ours by the names of the plain model."""
     names = {".attention.": ".", "_proj.": ".", ".ff.": "."}
@@ -133,18 +157,18 @@ def check_agreement() -> float:
     plain = PlainModel(config).double()
     plain.load_state_dict(plain_weights(model))
     tokens = torch.randint(0, 97, (3, 25))
-    losses, gradients = [], []
-    for module, loss in ((model, Loss(model)), (plain, plain)):
+    llama = LlamaModel(config).double()
+    llama.model.load_state_dict(to_llama_weights(model)[0])
+    found = []
+    for module, loss in ((plain, plain), (model, Loss(model)), (llama, llama)):
         value = loss(tokens[:, :-1], tokens[:, 1:])
-        losses.append(value.detach())
-        found = torch.autograd.grad(value, [p for p in module.parameters() if p.dim() == 2])
-        gradients.append(torch.stack([g.norm() for g in found]))
-    worst = max(
-        ((losses[0] - losses[1]) / losses[1]).abs().item(),
-        ((gradients[0] - gradients[1]) / gradients[1]).abs().max().item(),
-    )
+        gradients = torch.autograd.grad(value, [p for p in module.parameters() if p.dim() == 2])
+        # Modules have their weights in different orders.
+        norms = torch.stack([gradient.norm() for gradient in gradients]).sort().values
+        found.append(torch.cat((value.detach()[None], norms)))
+    worst = max(((other - found[0]) / found[0]).abs().max().item() for other in found[1:])
     if not worst < 1e-6:
-        raise SystemExit(f"the two models differ by {worst:.1e}; nothing was timed")
+        raise SystemExit(f"the models differ by {worst:.1e}; nothing was timed")
     return worst
 
 
@@ -194,10 +218,11 @@ def trainer_of(
     world = alone(device)
     precision = "bfloat16" if on_gpu else "float32"
     run = RunConfig(precision=precision, compile=on_gpu, **CHANGES.get(name, {}))
-    if name == PLAIN:
-        model: nn.Module = PlainModel(config).to(device)
-        model.load_state_dict(plain_weights(LM(config)))
-        loss: nn.Module = torch.compile(model) if on_gpu else model
+    if name in (PLAIN, LLAMA, LLAMA_COMPILED):
+        model: nn.Module = (PlainModel if name == PLAIN else LlamaModel)(config).to(device)
+        if name == PLAIN:
+            model.load_state_dict(plain_weights(LM(config)))
+        loss: nn.Module = torch.compile(model) if on_gpu and name != LLAMA else model
     else:
         model = LM(config)
         loss = build(model, run, world)
@@ -268,6 +293,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="runs of each; the best counts")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
     parser.add_argument("--pairs", action="store_true", help="SSMax against softmax, in turns")
+    parser.add_argument("--names", nargs="+", choices=list(RULES), default=list(RULES),
+                        metavar="NAME", help="these alone, beside the yardstick")  # fmt: skip
     parser.add_argument("--only", choices=list(RULES), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     shape = LMConfig()
@@ -312,11 +339,12 @@ def main() -> None:
                 )
             append_csv(arguments.out, rows)
         return
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in RULES}
+    names = list(dict.fromkeys([PLAIN, *arguments.names]))
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     best: dict[str, float] = {}
     peaks: dict[str, float] = {}
     for turn in range(arguments.turns):
-        for name in RULES:
+        for name in names:
             command = [sys.executable, __file__, "--only", name, "--batch", str(batch)]
             command += ["--quick"] if arguments.quick else []
             out = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -17,6 +17,7 @@ import pictures
 import speed_page
 import ssmax
 from ssmax.cli.app import app
+from ssmax.report.style import as_svg
 from ssmax.train import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
@@ -181,3 +182,7 @@ def test_the_page_on_speed_quotes_the_records():
     text = speed_page.PAGE.read_text()
     assert speed_page.written(text) == text, "write it anew: make speed"
     assert text.count("| ours, ssmax |") == 1
+    for name, draw in speed_page.DRAWN.items():
+        assert f"](pictures/{name}.svg)" in text
+        drawn = (speed_page.PICTURES / f"{name}.svg").read_text()
+        assert drawn == as_svg(draw()), "draw it anew: make speed"

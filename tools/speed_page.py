@@ -164,6 +164,34 @@ def sequences(row: Row) -> int:
     return int(found[1]) if found else 1
 
 
+def bars_picture() -> Any:
+    """Training and decoding, ours and what one would take instead."""
+    figure, axes = new_figure(10.0, 3.6, columns=2)
+    left, right = axes.flat
+    speeds = {
+        row["competitor"]: TOKENS_OF_A_STEP / float(row["milliseconds"])
+        for row in newest("train_speed")
+        if row["mode"] == "step" and "packed" not in row["competitor"]
+    }
+    decoded = {
+        f"{row['competitor']}, {row['shape']}": 1e3 * batch / float(row["milliseconds"])
+        for row in newest("decode_speed")
+        for batch in [int(row["shape"].split()[0][1:])]
+    }
+    for axis, values, label in (
+        (left, speeds, "training, thousand tokens/s"),
+        (right, decoded, "decoding, tokens/s"),
+    ):
+        names = [name.replace(" (yardstick)", "") for name in values]
+        colours = ["#D55E00" if name.startswith("ours") else "#777777" for name in values]
+        axis.barh(names, list(values.values()), color=colours)
+        axis.invert_yaxis()
+        axis.set_xlabel(label)
+        axis.tick_params(axis="y", labelsize=8)
+    right.set_xscale("log")
+    return figure
+
+
 def curves_picture() -> Any:
     """Losses of the loops, and how far they are from the plain loop's with the same batches."""
     runs = {}
@@ -202,6 +230,9 @@ TABLES = {
 }
 
 
+DRAWN = {"speed": bars_picture, "growth": growth_picture, "loops": curves_picture}
+
+
 def written(text: str) -> str:
     """The page with its tables as the records have them."""
     for name, table in TABLES.items():
@@ -215,5 +246,5 @@ def written(text: str) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))
-    for name, draw in {"growth": growth_picture, "loops": curves_picture}.items():
+    for name, draw in DRAWN.items():
         (PICTURES / f"{name}.svg").write_text(as_svg(draw()))

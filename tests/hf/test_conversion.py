@@ -11,7 +11,9 @@ import warnings
 
 import pytest
 import torch
+import transformers as tf
 from tiny_models import CAUSAL, OTHERS, build, inputs_of, randomise, tokens_of
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
@@ -401,3 +403,58 @@ def test_a_decoding_step_has_the_factor_of_the_full_forward(rule):
         cache = model(tokens_of()[:, :-1]).past_key_values
         step = model(tokens_of()[:, -1:], past_key_values=cache).logits
     torch.testing.assert_close(step, whole, rtol=1e-9, atol=1e-7)
+
+
+def test_chunks_are_no_full_attention():
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = tf.Llama4TextConfig(
+        hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2,
+        vocab_size=99, num_local_experts=2, attention_chunk_size=4,
+        layer_types=["chunked_attention", "full_attention"], **heads,
+    )  # fmt: skip
+    model = tf.Llama4ForCausalLM(config)
+    assert Conversion.of(ssmax.hf.convert(model)).layers == ("model.layers.1.self_attn",)
+    ssmax.hf.revert(model)
+    assert len(Conversion.of(ssmax.hf.convert(model, layers="all")).layers) == 2
+
+
+@pytest.mark.parametrize(("length", "floor"), [(None, 8192), (16, 16)])
+def test_rules_that_grow_in_steps_begin_at_a_length(tmp_path, length, floor):
+    model = ssmax.hf.convert(build("llama"), rule="llama4", init="paper", train_length=length)
+    model.save_pretrained(tmp_path)
+    for each in (model, ssmax.hf.from_pretrained(tmp_path)):
+        scale = each.model.layers[0].self_attn.ssmax
+        assert scale.floor_length == floor
+        assert (scale(floor - 1) == 1).all() and (scale(floor) > 1).all()
+
+
+def test_layers_with_attention_of_their_own_are_named_where_all_were_asked_for():
+    config = tf.LongT5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+                             vocab_size=99, local_radius=3)  # fmt: skip
+    model = tf.LongT5ForConditionalGeneration(config)
+    with pytest.warns(UserWarning, match=r"they keep softmax: LongT5LocalAttention \(encoder"):
+        ssmax.hf.convert(model, layers="all", attention="all")
+    assert all(name.startswith("decoder") for name in Conversion.of(model).layers)
+
+
+def test_a_bias_that_hides_is_refused():
+    config = tf.SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2],
+                           num_heads=[2, 4], window_size=4)  # fmt: skip
+    with pytest.raises(ValueError, match="SwinAttention.* hides keys by a bias of -100"):
+        ssmax.hf.convert(tf.SwinModel(config))
+
+
+@NO_NOISE
+@torch.no_grad()
+def test_layers_that_are_wrapped_one_by_one(tmp_path):
+    model = build("llama")
+    model.model.layers[1] = torch.compile(model.model.layers[1], backend="eager")
+    with pytest.raises(ValueError, match="or a part of it, is compiled already"):
+        ssmax.hf.convert(model)
+    model = randomise(ssmax.hf.convert(build("llama")))
+    wanted = model(tokens_of()).logits
+    layers = model.model.layers
+    layers[0], layers[1] = checkpoint_wrapper(layers[0]), torch.compile(layers[1], backend="eager")
+    assert ssmax.hf.verify(model).layers == 2
+    ssmax.hf.save(model, tmp_path)
+    torch.testing.assert_close(ssmax.hf.load(build("llama"), tmp_path)(tokens_of()).logits, wanted)

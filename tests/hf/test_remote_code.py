@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import families
 import pytest
 import torch
 import transformers
@@ -158,15 +159,65 @@ def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
         assert torch.equal(again(tokens_of()).logits, model(tokens_of()).logits)
 
 
-def test_remote_code_without_its_s_is_refused(tmp_path):
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "family", "auto"),
+    [
+        ("causal", "gpt_neox", "AutoModelForCausalLM"),
+        ("image-text", "llava", "AutoModelForImageTextToText"),
+        ("image-text", "qwen2_vl", "AutoModelForImageTextToText"),
+    ],
+)
+def test_weights_that_are_renamed_by_the_name_of_the_class(tmp_path, kind, family, auto, strict):
+    model = randomise(ssmax.hf.convert(families.build(kind, family), layers="all"))
+    ssmax.hf.save_remote_code(model, tmp_path / "first", strict=strict)
+    auto = getattr(transformers, auto)
+    once = auto.from_pretrained(tmp_path / "first", trust_remote_code=True)
+    once.save_pretrained(tmp_path / "second")
+    again = auto.from_pretrained(tmp_path / "second", trust_remote_code=True)
+    bare = transformers.AutoModel.from_pretrained(tmp_path / "first", trust_remote_code=True)
+    wanted = model.state_dict()
+    for found in (once.state_dict(), again.state_dict()):
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    inner = getattr(model, model.base_model_prefix).state_dict()
+    assert all(torch.equal(value, inner[name]) for name, value in bare.state_dict().items())
+
+
+@pytest.mark.parametrize("load", ["remote code", "the package"])
+@pytest.mark.parametrize(
+    "gone", ["model.layers.1.self_attn.ssmax.scale", "model.layers.0.mlp.up_proj.weight"]
+)
+def test_remote_code_without_some_of_its_weights_is_refused(tmp_path, gone, load):
     from safetensors.torch import load_file, save_file
 
     ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["model.layers.1.self_attn.ssmax.scale"]
+    del weights[gone]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="lacks model.layers.1.self_attn.ssmax.scale"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    with pytest.raises(ValueError, match=f"lacks {gone}"):
+        if load == "remote code":
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+        else:
+            ssmax.hf.from_pretrained(tmp_path)
+
+
+def test_the_package_does_not_pretend_to_reach_a_model_of_remote_code(tmp_path):
+    model = ssmax.hf.convert(build("llama"), init="anneal", train_length=64)
+    ssmax.hf.save_remote_code(model, tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
+    for work in (
+        lambda: ssmax.hf.save(theirs, tmp_path / "adapter"),
+        lambda: ssmax.hf.anneal(theirs, 1.0, 0.0),
+        lambda: ssmax.hf.revert(theirs),
+        lambda: ssmax.hf.verify(theirs),
+        lambda: ssmax.hf.save_remote_code(theirs, tmp_path / "again"),
+    ):
+        with pytest.raises(ValueError, match="code in its folder .*ssmax.hf.from_pretrained"):
+            work()
+    # What goes by names alone does.
+    groups = ssmax.hf.param_groups(ssmax.hf.freeze_all_but_ssmax(theirs), 1e-5, 1e-3)
+    assert [group["lr"] for group in groups] == [1e-3] and len(groups[0]["params"]) == 4
 
 
 def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):

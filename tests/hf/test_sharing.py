@@ -74,6 +74,26 @@ def test_all_layers_are_made_at_once(monkeypatch):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("asked_first", [0, 1])
+def test_a_layer_that_is_called_by_itself_leaves_nothing_old_behind(asked_first):
+    model = converted()
+    ids, hidden = tokens_of(1, 7), torch.randn(1, 7, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(7)[None])
+    for _ in range(2):
+        model.model.layers[asked_first](hidden, position_embeddings=angles)
+        model(ids)
+        for changed in (0, 1):
+            scales_of(model)[changed].scale.add_(1.0)
+            model.model.layers[asked_first](hidden, position_embeddings=angles)
+            scales_of(model)[changed].bias.add_(1.0)
+            found = model.model.layers[changed](hidden, position_embeddings=angles)
+            alike = copy.deepcopy(model)
+            wanted = alike.model.layers[changed](hidden, position_embeddings=angles)
+            assert torch.equal(found, wanted)
+            assert torch.equal(model(ids).logits, alike(ids).logits)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (1, 1), (0, 0), (0, 1, 1, 0)])
 def test_an_s_that_changed_is_seen(order):
     scales = scales_of(converted())

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,6 +27,8 @@ Init = Literal["identity", "paper", "anneal", "clamp"]
 INITS = ("identity", "paper", "anneal", "clamp")
 KEY, RECORD = "ssmax", "_ssmax_conversion"
 """Where a model's config, and the model itself, say how it was converted."""
+# What torch.compile and activation checkpointing put into the names of single layers.
+_WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 # Towers that look at pictures or listen: not the text whose length grows.
 _TOWERS = ("vision", "visual", "image", "audio", "speech", "video")
 
@@ -44,7 +47,14 @@ class Conversion:
     @classmethod
     def of(cls, model: nn.Module) -> "Conversion | None":
         """A model's own, or None."""
-        return getattr(unwrapped(model), RECORD, None)
+        found = getattr(unwrapped(model), RECORD, None)
+        if found is not None and not isinstance(found, cls):
+            raise ValueError(
+                f"this {type(unwrapped(model)).__name__} runs by the code in its folder "
+                "(trust_remote_code), which this package does not reach; load the folder with "
+                "ssmax.hf.from_pretrained"
+            )
+        return found
 
     def put(self, model: Any) -> None:
         """On the model, and in its config, for its checkpoint."""
@@ -102,6 +112,9 @@ def convert(
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
         raise ValueError(_nothing_found(model, layers, attention))
+    _refuse_unreadable(chosen)
+    if attention == "all":
+        _tell_of_others(model, chosen)
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
     attach(model, record)
     for module in chosen.values():
@@ -122,18 +135,20 @@ def attach(model: nn.Module, record: Conversion) -> None:
         )
     # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
     length = 2 if record.train_length is None else record.train_length
+    # The rules that grow in steps are 1 up to the first; without a length they know one.
+    floor = None if RULES[record.rule].floor_length is None else record.train_length
     # All of them before the first is attached: an error leaves the model as it was.
     scales = {
-        name: HookedScale(_num_heads(name, known[name]), record.rule, length)
+        name: HookedScale(_num_heads(name, known[name]), record.rule, length, floor_length=floor)
         for name in record.layers
     }
     install()
     # Layers of an encoder and of a decoder do not meet the same n.
     companies = {_place(name): Company() for name in scales}
-    for name, scale in scales.items():
+    for place, (name, scale) in enumerate(scales.items()):
         module = known[name]
         if record.rule in ("ssmax", "ssmax_bias"):
-            scale.company = companies[_place(name)]
+            scale.company, scale.place = companies[_place(name)], place
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
@@ -153,7 +168,7 @@ def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Attention modules that carry an ssmax, by name."""
     for name, module in model.named_modules():
         if scale_of(module) is not None:
-            yield name, module
+            yield _WRAPPERS.sub("", name), module
 
 
 def attention_modules(
@@ -163,7 +178,7 @@ def attention_modules(
     attention: str,
 ) -> Iterator[tuple[str, nn.Module]]:
     """Modules that ask for their attention function where the hook is, and were asked for."""
-    modules = model.named_modules()
+    modules = ((_WRAPPERS.sub("", name), module) for name, module in model.named_modules())
     routed = [(name, module) for name, module in modules if _routes(type(module).forward)]
     if attention == "self":
         routed = [(name, module) for name, module in routed if _is_self(name, module)]
@@ -193,8 +208,10 @@ def _check_model(model: nn.Module) -> None:
         is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
         hint = "; convert the model inside it, before it is wrapped" if is_wrapped else ""
         raise ValueError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
-    if hasattr(model, "_orig_mod"):
-        raise ValueError("this model is compiled already; convert it before torch.compile")
+    if any(hasattr(module, "_orig_mod") for module in model.modules()):
+        raise ValueError(
+            "this model, or a part of it, is compiled already; convert it before torch.compile"
+        )
     # Parameters of FSDP2 and of tensor parallelism are parts of what they were; FSDP1 renames its
     # modules.
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or any(
@@ -283,7 +300,7 @@ def _check_choice(
         raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
-    needs_length = init in ("paper", "anneal", "clamp") or RULES[rule].needs_length
+    needs_length = init in ("anneal", "clamp") or RULES[rule].needs_length
     if init == "identity" and rule in ("ssmax", "ssmax_bias"):
         needs_length = False
     if needs_length and train_length is None:
@@ -337,6 +354,43 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     )
 
 
+def _refuse_unreadable(chosen: Mapping[str, nn.Module]) -> None:
+    for name, module in chosen.items():
+        # Shifted windows: -100 is added to the position bias, so that no number means hidden.
+        if type(module).__name__ == "SwinAttention":
+            raise ValueError(
+                f"{name} ({type(module).__name__}) hides keys by a bias of -100, from which n "
+                "cannot be told; leave it out: layers=a function that says False for it"
+            )
+
+
+def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    """All were asked for: name the kinds that have a softmax of their own and stay as they are."""
+    inside = {part for module in chosen.values() for part in module.modules()}
+    others = {
+        type(module).__name__: name
+        for name, module in model.named_modules()
+        if "Attention" in type(module).__name__
+        and module not in inside
+        and _has_softmax(type(module).forward)
+    }
+    if others:
+        kinds = ", ".join(f"{kind} ({name})" for kind, name in sorted(others.items()))
+        warnings.warn(
+            f"these have attention code of their own, which cannot be reached; they keep softmax: "
+            f"{kinds}",
+            stacklevel=3,
+        )
+
+
+@functools.cache
+def _has_softmax(forward: Callable[..., Any]) -> bool:
+    try:
+        return "softmax(" in inspect.getsource(forward) and not _routes(forward)
+    except (OSError, TypeError):
+        return False
+
+
 @functools.cache
 def _routes(forward: Callable[..., Any]) -> bool:
     """True where a module's own code asks for its attention function."""
@@ -364,13 +418,15 @@ def _is_causal(module: nn.Module) -> bool:
 
 
 def window_of(module: nn.Module) -> int | None:
-    """The sliding window of an attention layer; None for full attention."""
+    """The window or chunk that bounds what an attention layer sees; None for full attention."""
     if hasattr(module, "sliding_window"):
         return _positive(module.sliding_window)
     config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)
     window = _positive(getattr(config, "sliding_window", None))
     kinds = getattr(config, "layer_types", None)
     if kinds and isinstance(index, int) and index < len(kinds):
+        if "chunked" in kinds[index]:
+            return _positive(getattr(config, "attention_chunk_size", None))
         return window if "sliding" in kinds[index] else None
     # Mistral's layers are all alike, and take the window from the config when they are called.
     return window if "sliding_window" in inspect.getsource(type(module).forward) else None

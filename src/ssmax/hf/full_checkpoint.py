@@ -41,13 +41,21 @@ class Converted:
         """As Transformers', but for an s or b that is missing, too many or of another shape."""
         wants_about = options.pop("output_loading_info", False)
         may_differ = options.pop("ignore_mismatched_sizes", False)
-        model, about = super().from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]
+        # Transformers renames weights by the name of the class, and none of remote code's.
+        plain: Any = next(one for one in cls.__mro__ if one.__module__.startswith("transformers."))
+        own = {"__module__": plain.__module__, "config_class": getattr(cls, "config_class", None)}
+        loading: Any = type(plain.__name__, (Converted, plain), own)
+        read: Any = super(Converted, loading)
+        model, about = read.from_pretrained(
             folder, *arguments, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-        missing, extra = (
-            [name for name in about[kind] if f".{ATTRIBUTE}." in name]
-            for kind in ("missing_keys", "unexpected_keys")
-        )
+        model.__class__ = cls
+        # The class that was saved has all of its weights there; another may have a head of its own.
+        is_same = plain.__name__ in [
+            name.removeprefix(CLASS_PREFIX) for name in model.config.architectures or []
+        ]
+        missing = [name for name in about["missing_keys"] if is_same or f".{ATTRIBUTE}." in name]
+        extra = [name for name in about["unexpected_keys"] if f".{ATTRIBUTE}." in name]
         shapes = [
             each
             for each in about["mismatched_keys"]
@@ -78,7 +86,7 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.from_pretrained")
     place = {name: options[name] for name in _PLACE if name in options}
     config, kind = _config_and_class(transformers, folder, place)
-    loading = type(kind.__name__, (Converted, kind), {"__module__": kind.__module__})
+    loading = type(kind.__name__, (Converted, kind), {})
     loaded = loading.from_pretrained(folder, config=config, **options)
     model = loaded[0] if options.get("output_loading_info") else loaded
     model.__class__ = kind

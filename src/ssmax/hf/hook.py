@@ -71,7 +71,8 @@ class Company:
 
     def __init__(self) -> None:
         self._members: dict[HookedScale, None] = {}
-        self._made: dict[HookedScale, tuple[tuple[int, Count], Tensor]] = {}
+        self._first: HookedScale | None = None
+        self._made: dict[HookedScale, tuple[_Moment, Count, Tensor]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Company":
         return memo.setdefault(id(self), Company())
@@ -82,15 +83,19 @@ class Company:
     def factor(self, scale: "HookedScale", num_keys: Count) -> Tensor:
         """(..., heads, queries), float32 or wider, without gradients."""
         self._members.setdefault(scale)
+        if self._first is None or scale.place < self._first.place:
+            self._first = scale
         # The first layer begins anew, since s may have changed, and makes those of the others: they
-        # use them once. A thread may have a stream of its own.
-        key = (threading.get_ident(), num_keys)
-        if scale is next(iter(self._members)):
-            made_now = self._make(scale, num_keys)
-            self._made = {each: (key, factor) for each, factor in made_now.items()}
-        made = self._made.pop(scale, None)
-        if made is not None and made[0][0] == key[0] and _is_same(made[0][1], num_keys):
-            return made[1]
+        # use them once.
+        if scale is self._first:
+            self._made = {
+                each: (_moment(each), num_keys, factor)
+                for each, factor in self._make(scale, num_keys).items()
+            }
+        moment, of_keys, factor = self._made.pop(scale, (None, 0, scale.scale))
+        # Layers that were left out, or called by themselves, may find one of another pass.
+        if moment == _moment(scale) and _is_same(of_keys, num_keys):
+            return factor
         return _together(num_keys, [scale])[0]
 
     def _make(self, first: "HookedScale", num_keys: Count) -> dict["HookedScale", Tensor]:
@@ -101,6 +106,14 @@ class Company:
         about = _about(first.scale)
         alike = [each for each in self._members if each.shares and _about(each.scale) == about]
         return dict(zip(alike, _together(num_keys, alike), strict=True))
+
+
+_Moment = tuple[int, ...]
+
+
+def _moment(scale: "HookedScale") -> _Moment:
+    """The thread, which may have a stream of its own, and how often s and b had changed."""
+    return threading.get_ident(), *(p._version for p in scale._parameters.values() if p is not None)
 
 
 def _about(s: Tensor) -> tuple[Any, ...]:
@@ -139,6 +152,8 @@ class HookedScale(SSMaxScale):
     """An SSMaxScale that knows those of its model, and brings the hook along where it goes."""
 
     company: Company | None = None
+    place: int = 0
+    """Among its company: layers are called in this order."""
 
     @property
     def shares(self) -> bool:
@@ -146,9 +161,12 @@ class HookedScale(SSMaxScale):
         # A compiled graph looks at nothing else here, and so asks for nothing else before it runs.
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.company is None:
             return False
-        # Others are parts of a tensor, are computed (by a parametrization), or are too narrow.
+        # Others are parts of a tensor, are computed (by a parametrization), are too narrow, or do
+        # not count their changes.
         s = self._parameters.get("scale")
-        return type(s) is nn.Parameter and s.dtype in (torch.float32, torch.float64)
+        if type(s) is not nn.Parameter or s.is_inference():
+            return False
+        return s.dtype in (torch.float32, torch.float64)
 
     def forward(self, num_keys: Count) -> Tensor:
         """As SSMaxScale's; a range is n of the queries of a prompt."""

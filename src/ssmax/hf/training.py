@@ -19,7 +19,7 @@ def param_groups(
     Adam moves a value by about its learning rate a step: at 1e-5 s hardly moves; 1e-3 is a good
     first try.
     """
-    must_be_converted(model)
+    _must_have_s(model)
     ours, matrices, others = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -35,10 +35,16 @@ def param_groups(
 
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
     """Let s and b alone learn, in place; the model."""
-    must_be_converted(model)
+    _must_have_s(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(f".{ATTRIBUTE}." in name)
     return model
+
+
+def _must_have_s(model: nn.Module) -> None:
+    """Raise unless it is converted, by this package or by remote code."""
+    if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
+        must_be_converted(model)
 
 
 @torch.no_grad()

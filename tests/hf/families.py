@@ -8,7 +8,7 @@ its own, is named with the reason. What is right: converted it is the same to th
 converted layer counts the keys that its eager attention gives weight to, behind padding too,
 `verify` says so with eager code and SDPA, a padded batch, decoded with a cache where the family
 decodes, gives the logits of every row alone and in one forward, as far as the unconverted model
-does, saved and loaded it is the same, and reverted it is what it was.
+does, saved and loaded it is the same, also by remote code, and reverted it is what it was.
 """
 
 import inspect
@@ -17,9 +17,12 @@ import tempfile
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 import transformers
+from transformers import AttentionInterface
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
 import ssmax.hf
@@ -264,14 +267,35 @@ def count_against_weights(model):
 
 
 def comes_back(model, inputs):
-    """True where a whole checkpoint gives the same s, to the bit, and the same logits."""
+    """True where a whole checkpoint gives the same s, to the bit, and the same logits.
+
+    The class of remote code has to read all of its weights, to the bit.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        ssmax.hf.save_remote_code(model, folder)
         loaded = ssmax.hf.from_pretrained(folder, attn_implementation="eager").eval()
+        weights = remote_weights(model, folder)
+    for name, wanted in model.state_dict().items():
+        if not torch.equal(weights.pop(name, torch.empty(0)).nan_to_num(), wanted.nan_to_num()):
+            raise ValueError(f"remote code reads another {name}")
     mine, theirs = ssmax_tensors(model), ssmax_tensors(loaded)
     has_s = all(torch.equal(theirs.pop(name), s) for name, s in mine.items()) and not theirs
     # Weights that are read from a file may be aligned otherwise, and sums end in another bit.
     return has_s and torch.allclose(logits_of(loaded, inputs), logits_of(model, inputs), atol=1e-5)
+
+
+def remote_weights(model, folder):
+    """As remote code reads them; nothing of it stays, neither its hook nor its modules."""
+    hook, path = AttentionInterface.get_interface, [*sys.path]
+    name = f"modeling_ssmax.SSMax{type(model).__name__}"
+    try:
+        with mock.patch("transformers.dynamic_module_utils.HF_MODULES_CACHE", f"{folder}/modules"):
+            remote = get_class_from_dynamic_module(name, folder)
+        return remote.from_pretrained(folder).state_dict()
+    finally:
+        AttentionInterface.get_interface, sys.path[:] = hook, path
+        for module in [one for one in sys.modules if one.startswith("transformers_modules")]:
+            del sys.modules[module]
 
 
 def randomise(model):

@@ -149,7 +149,14 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
         ("fading --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
         ("fading --hf base --hf base", "two models are called 'base'"),
         ("fading --hf base --data tokens/train", "gives no tokenizer.json"),
-        ("fading --hf nowhere --data tokens", "'nowhere' gives no tokenizer.json ("),
+        ("fading --hf nowhere --data tokens", "'nowhere' is no folder, and as a name on the Hub"),
+        ("fading --hf ./nowhere --data tokens", "there is no such folder"),
+        ("fading --hf adapter --data tokens", "adapter holds an adapter"),
+        (
+            "fading --hf encoder --data tokens",
+            "encoder holds a BertForMaskedLM, which is no causal",
+        ),
+        ("fading --hf base --hf seq2seq --data tokens", "which is no causal language model"),
         ("fading --hf nowhere --tokenizer bytes --data tokens", "cannot be loaded"),
         ("fading --hf base --tokenizer gpt2 --data tokens", "the model 300"),
         ("fading --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
@@ -158,6 +165,12 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
 )
 def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, message):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    encoder = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+               "intermediate_size": 16}  # fmt: skip
+    transformers.BertForMaskedLM(transformers.BertConfig(**encoder)).save_pretrained("encoder")
+    t5 = transformers.T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+    transformers.T5ForConditionalGeneration(t5).save_pretrained("seq2seq")
+    capsys.readouterr()
     assert app.run(["evaluate", *typed.split(), *(["--length", "100"])]) == 2
     assert message in capsys.readouterr().err
     assert not (home / "results").exists()

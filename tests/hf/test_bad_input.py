@@ -1,10 +1,14 @@
 """What cannot be converted, trained or loaded: one clear error each, and the model as it was."""
 
+import json
+import os
+
 import peft
 import pytest
 import torch
 import torch.distributed as dist
 import transformers as tf
+from safetensors.torch import save_file
 from tiny_models import SHARED, build, tokens_of
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -65,6 +69,61 @@ def plainly_loaded(model, folder):
     """A converted checkpoint, as Transformers alone reads it."""
     ssmax.hf.convert(model).save_pretrained(folder)
     return tf.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def picture_model():
+    config = tf.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    return ssmax.hf.convert(tf.ViTModel(config))
+
+
+def picture_and_text_model():
+    parts = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+             "intermediate_size": 48}  # fmt: skip
+    pictures = {**parts, "image_size": 16, "patch_size": 4}
+    config = tf.CLIPConfig(text_config={**parts, "vocab_size": 99}, vision_config=pictures)
+    return ssmax.hf.convert(tf.CLIPModel(config))
+
+
+def cut_short(folder, name, size=50):
+    os.truncate(folder / name, size)
+    return folder
+
+
+def whole_of(model, folder):
+    ssmax.hf.convert(model).save_pretrained(folder)
+    return folder
+
+
+def with_nan(model, value=float("nan")):
+    ssmax.hf.convert(model)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.ssmax.bias[0] = value
+    return model
+
+
+def nan_in_an_adapter(model, folder):
+    ssmax.hf.save(with_nan(model), folder)
+    return folder
+
+
+def nan_in_a_checkpoint(model, folder):
+    with_nan(model, float("inf")).save_pretrained(folder)
+    return folder
+
+
+def nan_by_another_name(folder):
+    s = {f"model.layers.{i}.self_attn.ssmax_scale": torch.full((4,), torch.nan) for i in (0, 1)}
+    save_file(s, folder / "model.safetensors")
+    return folder
+
+
+def shallower(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
+    return folder
 
 
 def with_lora(model):
@@ -185,6 +244,70 @@ BAD = {
         lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of(build("llama"), folder)),
         "converted already",
     ),
+    "an adapter whose json is cut short": (
+        lambda m, folder: ssmax.hf.load(
+            build("llama"), cut_short(adapter_of(m, folder), "ssmax.json")
+        ),
+        r"ssmax.json cannot be read .*it is damaged or was cut short",
+    ),
+    "an adapter whose tensors are cut short": (
+        lambda m, folder: ssmax.hf.load(
+            build("llama"), cut_short(adapter_of(m, folder), "ssmax.safetensors")
+        ),
+        r"ssmax.safetensors cannot be read .*it is damaged or was cut short",
+    ),
+    "a checkpoint that is cut short": (
+        lambda m, folder: ssmax.hf.from_pretrained(
+            cut_short(whole_of(m, folder), "model.safetensors", 1000)
+        ),
+        r"model.safetensors cannot be read .*it is damaged or was cut short",
+    ),
+    "an s of another name that is cut short": (
+        lambda m, folder: ssmax.hf.adopt(
+            m, cut_short(nan_by_another_name(folder), "model.safetensors")
+        ),
+        r"model.safetensors cannot be read .*it is damaged or was cut short",
+    ),
+    "NaN in an adapter": (
+        lambda m, folder: ssmax.hf.load(build("llama"), nan_in_an_adapter(m, folder)),
+        r"has NaN or infinity in model.layers.1.self_attn.ssmax.bias; the training",
+    ),
+    "infinity in a checkpoint": (
+        lambda m, folder: ssmax.hf.from_pretrained(nan_in_a_checkpoint(m, folder)),
+        r"has NaN or infinity in model.layers.1.self_attn.ssmax.bias; the training",
+    ),
+    "NaN by another name": (
+        lambda m, folder: ssmax.hf.adopt(m, nan_by_another_name(folder)),
+        r"NaN or infinity in .*0.self_attn.ssmax_scale, .*1.self_attn.ssmax_scale; the training",
+    ),
+    "a folder that is not there": (
+        lambda m, folder: ssmax.hf.from_pretrained(folder / "x"),
+        "x' cannot be loaded: there is no such folder",
+    ),
+    "a relative one": (
+        lambda m, _: ssmax.hf.from_pretrained("./nowhere"),
+        "'./nowhere' cannot be loaded: there is no such folder",
+    ),
+    "an adapter as a model": (
+        lambda m, folder: ssmax.hf.from_pretrained(adapter_of(m, folder)),
+        r"holds an adapter, .* then its s and b with ssmax.hf.load\(model, ",
+    ),
+    "a plain model": (
+        lambda m, folder: ssmax.hf.from_pretrained(m.save_pretrained(folder) or folder),
+        r"holds no converted model: .*convert it with ssmax convert .* OUT",
+    ),
+    "a config of fewer layers": (
+        lambda m, folder: ssmax.hf.from_pretrained(shallower(whole_of(m, folder))),
+        "no attention layer 'model.layers.1.self_attn'; the 'ssmax' of its config is for another",
+    ),
+    "pictures alone": (
+        lambda m, _: ssmax.hf.verify(picture_model()),
+        r"could not run this ViTModel on tokens .*verify\(model, inputs={'pixel_values': ...}\)",
+    ),
+    "pictures and text": (
+        lambda m, _: ssmax.hf.verify(picture_and_text_model()),
+        r"run this CLIPModel on tokens .*inputs={'input_ids': ..., 'pixel_values': ...}\)",
+    ),
     "a class that nobody trusted": (
         lambda m, folder: ssmax.hf.from_pretrained(untrusted(m, folder)),
         "TheirsForCausalLM.*remote code has to be converted after loading",
@@ -200,6 +323,14 @@ def test_bad_input_gets_one_clear_error(name, tmp_path):
     with pytest.raises(ValueError, match=message) as caught:
         call(build("llama"), tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_what_reads_no_tokens_is_verified_by_what_it_reads():
+    with pytest.raises(ValueError) as caught:
+        ssmax.hf.verify(picture_model())
+    assert isinstance(caught.value.__cause__, AttributeError)
+    pictures = {"pixel_values": torch.randn(2, 3, 16, 16)}
+    assert ssmax.hf.verify(picture_model(), inputs=pictures).layers == 2
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 import copy
 import hashlib
 import json
+import os
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import OFFLOADED, build, inputs_of, randomise, tokens_of
+from tiny_models import OFFLOADED, SHARED, build, inputs_of, randomise, tokens_of
 
 import ssmax.hf
 from ssmax.hf.adapter import ssmax_tensors
@@ -211,6 +212,30 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_the_layer(tmp_path, change
         ssmax.hf.from_pretrained(tmp_path)
 
 
+@torch.no_grad()
+def test_options_of_the_config_are_the_configs(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    model.save_pretrained(tmp_path)
+    tokens = tokens_of()
+    wanted = model(input_ids=tokens).logits
+    own = transformers.LlamaConfig(**SHARED, use_cache=False)
+    stored = transformers.AutoConfig.from_pretrained(tmp_path)
+    stored.use_cache = False
+    for options in ({"use_cache": False}, {"config": own}, {"config": stored}):
+        loaded = ssmax.hf.from_pretrained(tmp_path, **options).eval()
+        assert loaded.config.use_cache is False
+        assert torch.equal(loaded(input_ids=tokens).logits, wanted)
+        assert ssmax.hf.verify(loaded).layers == 2
+    assert not hasattr(own, "ssmax")
+    with pytest.raises(TypeError, match="use_cahce"):
+        ssmax.hf.from_pretrained(tmp_path, use_cahce=False)
+
+
+def test_a_model_of_shapes_alone_is_loaded(tmp_path):
+    ssmax.hf.convert(build("llama")).save_pretrained(tmp_path)
+    assert ssmax.hf.from_pretrained(tmp_path, device_map="meta").device.type == "meta"
+
+
 def test_a_plain_model_is_no_converted_one(tmp_path):
     build("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds no converted model"):
@@ -316,6 +341,41 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
+def test_the_command_line_converts_what_it_cannot_verify_and_says_so(tmp_path, capsys):
+    from ssmax.cli import app
+
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        image_size=16, patch_size=4,
+    )  # fmt: skip
+    transformers.ViTModel(config).save_pretrained(tmp_path / "base")
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 0
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert "2 attention layers converted, 16 of" in first
+    assert second.startswith("not verified: ") and "inputs={'pixel_values': ...}" in second
+    ssmax.hf.from_pretrained(tmp_path / "out")
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "more"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["layers"] == 2 and told["verified"] is False
+
+
+def test_the_command_line_refuses_what_is_no_whole_model_in_one_line(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    os.truncate(tmp_path / "base" / "model.safetensors", 1000)
+    ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path / "adapter")
+    capsys.readouterr()
+    for source, message in (
+        ("base", "model.safetensors cannot be read"),
+        ("adapter", "holds an adapter, s and b without the model that they are for"),
+        ("nowhere", "there is no such folder"),
+    ):
+        assert app.run(["convert", str(tmp_path / source), str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+
 @torch.no_grad()
 def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
     from ssmax.cli import app
@@ -336,10 +396,26 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
         assert "carries an s, which is kept" in capsys.readouterr().out
         again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
         assert torch.equal(again(tokens).logits, wanted)
-    # Nor is an s of our own, where somebody would convert a converted model.
+    # Nor is an s of our own, where somebody would convert a converted model, nor a rule that has
+    # none.
     ours.save_pretrained(tmp_path / "whole")
-    assert app.run(["convert", str(tmp_path / "whole"), str(tmp_path / "twice")]) == 2
-    assert "is converted already" in capsys.readouterr().err
+    clamp = ssmax.hf.convert(build("llama"), init="clamp", train_length=8)
+    clamp.save_pretrained(tmp_path / "clamp")
+    for name in ("whole", "clamp"):
+        assert app.run(["convert", str(tmp_path / name), str(tmp_path / "twice")]) == 2
+        assert "is converted already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ssmax_scale.weight", "SSMAX_SCALE", "softmax_scalers"])
+def test_a_name_that_is_nearly_known_is_not_passed_over(tmp_path, name, capsys):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    weights = load_file(tmp_path / "base" / "model.safetensors")
+    weights[f"model.layers.0.self_attn.{name}"] = torch.ones(4)
+    save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
+    assert "sounds like an s but is none that is known" in capsys.readouterr().err
 
 
 def test_an_s_that_is_unclear_is_refused_on_the_way(tmp_path, capsys):

@@ -252,7 +252,7 @@ def test_a_model_that_does_not_keep_packed_examples_apart_is_refused(models, mon
 
 BAD = {
     "nowhere": "there is no folder nowhere",
-    "llama": "holds no converted model",
+    "llama": "convert it with ssmax convert llama OUT",
     "llama-adapter": "name the model it is for with --base",
     "llama-adapter --base nowhere/at/all": "cannot be loaded",
     "llama-adapter --base gpt2": "the adapter is for another model",

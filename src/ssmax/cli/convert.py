@@ -30,6 +30,8 @@ def convert_shown(
     """Load, convert, verify, save; say what was done."""
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
+    from ssmax.hf.sources import check_source
+    from ssmax.hf.verification import UnverifiedError
 
     has_code = remote_code or strict
     if adapter and has_code:
@@ -40,6 +42,7 @@ def convert_shown(
         raise ValueError(
             f"{source} is a run; ssmax export {source} OUT --to hf makes a Hugging Face model of it"
         )
+    check_source(source, of_an_adapter="give that model itself to ssmax convert")
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
     if not hasattr(model.config, "ssmax"):
@@ -47,7 +50,12 @@ def convert_shown(
         ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
     elif not as_json:
         print(f"{source} carries an s, which is kept; the options that choose one are not used")
-    verified = ssmax.hf.verify(model)
+    unverified, about = "", {"layers": len(model.config.ssmax["layers"])}
+    try:
+        about = dataclasses.asdict(ssmax.hf.verify(model))
+    except UnverifiedError as error:
+        # Converted all the same: only somebody with its pictures or sounds can look.
+        unverified = str(error)
     if adapter:
         ssmax.hf.save(model, out)
         how = f"ssmax.hf.load(base, {str(out)!r})"
@@ -62,18 +70,21 @@ def convert_shown(
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:
-        about = dataclasses.asdict(verified)
+        about |= {"verified": not unverified}
         print(json.dumps({"out": str(out), "learnt": ours, "parameters": total, **about}))
         return
     print(
-        f"{type(model).__name__}: {verified.layers} attention layers converted and verified, "
-        f"{ours:,} of {total:,} parameters are s and b"
+        f"{type(model).__name__}: {about['layers']} attention layers converted"
+        f"{'' if unverified else ' and verified'}, {ours:,} of {total:,} parameters are s and b"
     )
+    if unverified:
+        print(f"not verified: {unverified}")
     print(f"{out}: load it with {how}")
 
 
 def _load(transformers: Any, source: str) -> Any:
     from ssmax.hf.foreign import load_with_s
+    from ssmax.hf.sources import not_loaded
 
     try:
         # Not left open: Transformers would ask on the terminal, and wait.
@@ -83,8 +94,7 @@ def _load(transformers: Any, source: str) -> Any:
         kind = kind or transformers.AutoModelForCausalLM
         return load_with_s(kind, source, dtype="auto")
     except OSError as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"{source!r} cannot be loaded: {first}") from None
+        raise not_loaded(source, error) from None
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise

@@ -75,6 +75,7 @@ class Models:
                 device=self.device,
             )  # fmt: skip
             return
+        from ssmax.hf.subject import causal_config
         from ssmax.study.hf_measurement import (
             check_same_tokens,
             hf_measurement,
@@ -88,6 +89,9 @@ class Models:
         names = [hf_name(source, adapter) for source, adapter in models]
         if len(set(names)) < len(names):
             raise ValueError(f"two models are called {max(names, key=names.count)!r}; rename one")
+        # Before its tokenizer is missed, and before another is measured for hours.
+        for source in self.hf:
+            causal_config(source)
         tokenizer = self.tokenizer or hf_tokenizer(self.hf[0])
         for source in self.hf[1:]:
             check_same_tokens(source, tokenizer)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,13 @@ from ssmax.hf.conversion import (
     attach,
     check_unconverted,
     converted_modules,
+    first_three,
     refuse_misfits,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.sources import CONFIG, WEIGHTS, whole_files
 
-WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
 _FAMILY = "model_type"
 
 
@@ -59,7 +61,8 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     require("safetensors", extra="lm", purpose="loading")
     from safetensors.torch import load_file
 
-    values = json.loads((folder / CONFIG).read_text())
+    with whole_files(folder):
+        values, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     family = values.pop(_FAMILY, None)
     record = Conversion.from_dict(values)
     check_unconverted(model)
@@ -68,7 +71,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{folder} is an adapter for {family}, this {type(model).__name__} is of the family "
             f"{_family(model)}; the adapter is for another model"
         )
-    return attach_filled(model, record, load_file(folder / WEIGHTS), what=str(folder))
+    return attach_filled(model, record, tensors, what=str(folder))
 
 
 def _family(model: Any) -> str:
@@ -95,6 +98,16 @@ def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
     return require("accelerate", extra="hf", purpose="offloading").utils.align_module_device(scale)
 
 
+def refuse_nonfinite(what: object, tensors: Mapping[str, Tensor]) -> None:
+    """Name every s and b with a value that makes all that it touches NaN."""
+    names = sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all())
+    if names:
+        raise ValueError(
+            f"{what} has NaN or infinity in {first_three(names)}; the training that made it has "
+            "diverged, go back to an earlier checkpoint"
+        )
+
+
 def attach_filled(
     model: nn.Module, record: Conversion, tensors: dict[str, Tensor], *, what: str
 ) -> nn.Module:
@@ -117,6 +130,7 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
         if tensors[name].shape != wanted[name].shape
     ]
     refuse_misfits(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
+    refuse_nonfinite(what, tensors)
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
         for key, value in scale.state_dict().items():

@@ -122,7 +122,7 @@ def convert(
     return model
 
 
-def attach(model: nn.Module, record: Conversion) -> None:
+def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapter") -> None:
     """Give exactly the layers of a record an ssmax, at the rule's own first values."""
     _check_model(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
@@ -131,7 +131,7 @@ def attach(model: nn.Module, record: Conversion) -> None:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(
             f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
-            "the adapter is for another model"
+            f"{from_where} is for another model"
         )
     # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
     length = 2 if record.train_length is None else record.train_length
@@ -268,8 +268,13 @@ def refuse_misfits(
     for words, names in (("lacks", sorted(missing)), ("has too many:", sorted(extra)),
                          ("has", other)):  # fmt: skip
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{what} {words} {', '.join(names[:3])}{more}")
+            raise ValueError(f"{what} {words} {first_three(names)}")
+
+
+def first_three(names: Sequence[str]) -> str:
+    """Of a list that may be as long as the model is deep."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def unwrapped(model: Any) -> Any:

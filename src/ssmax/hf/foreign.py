@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import attach_filled
-from ssmax.hf.conversion import Conversion, attention_modules, check_unconverted
+from ssmax.hf.adapter import attach_filled, refuse_nonfinite
+from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.sources import whole_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +39,25 @@ SUFFIXES = frozenset(dialect.suffix for dialect in DIALECTS)
 
 def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
     """What `kind.from_pretrained` loads; an s that it finds no place for is adopted or refused."""
-    model, about = kind.from_pretrained(source, output_loading_info=True, **options)
+    with whole_files(source):
+        model, about = kind.from_pretrained(source, output_loading_info=True, **options)
     left_over = sorted(about["unexpected_keys"])
-    if any(f".{ATTRIBUTE}." in name for name in left_over):
+    # A rule that learns nothing leaves no tensors, but a config that tells of it.
+    if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
         raise ValueError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
+    odd = [name for name in left_over if _sounds_like_s(name) and _suffix(name) not in SUFFIXES]
+    if odd:
+        raise ValueError(
+            f"{source} holds {odd[0]}, which sounds like an s but is none that is known "
+            f"({', '.join(sorted(SUFFIXES))}); it would be lost"
+        )
     if any(_suffix(name) in SUFFIXES for name in left_over):
         adopt(model, _folder_of(source))
     return model
+
+
+def _sounds_like_s(name: str) -> bool:
+    return any(word in name.lower() for word in ("ssmax", "softmax_scale"))
 
 
 def _folder_of(source: str | Path) -> Path:
@@ -64,7 +77,9 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
     check_unconverted(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     renamed: dict[str, Tensor] = {}
-    for name, tensor in find(Path(folder)).items():
+    with whole_files(folder):
+        found = find(Path(folder))
+    for name, tensor in found.items():
         owner, _, suffix = name.rpartition(".")
         dialect = next(one for one in DIALECTS if one.suffix == suffix)
         if dialect.why_not:
@@ -78,6 +93,8 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
     if not renamed:
         names = ", ".join(one.suffix for one in DIALECTS)
         raise ValueError(f"{folder} carries no s by any name that is known: {names}")
+    # By the names that the checkpoint has for them.
+    refuse_nonfinite(folder, found)
     layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.scale" in renamed)
     record = Conversion(rule="ssmax", init="paper", train_length=None, layers=layers)
     return attach_filled(model, record, renamed, what=str(folder))

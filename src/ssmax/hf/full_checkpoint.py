@@ -1,17 +1,25 @@
 """A whole converted model from a folder of save_pretrained, s and b included or not at all."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
-from ssmax.hf.conversion import KEY, Conversion, attach, refuse_misfits
+from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
+from ssmax.hf.conversion import KEY, Conversion, attach, device_of, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.sources import check_source, whole_files
 
 TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
 """Before the model's type and the names of its classes, in remote code."""
 # Where a file is looked for, which a config and its weights share.
 _PLACE = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
+)  # fmt: skip
+# Of loading itself, though a config may have an attribute of the same name.
+_OF_WEIGHTS = (
+    "attn_implementation", "distributed_config", "dtype", "experts_implementation",
+    "quantization_config", "torch_dtype",
 )  # fmt: skip
 
 
@@ -34,7 +42,8 @@ class Converted:
                  name)
             for name in values["layers"]
         ]  # fmt: skip
-        attach(self, Conversion.from_dict({**values, "layers": layers}))
+        record = Conversion.from_dict({**values, "layers": layers})
+        attach(self, record, from_where=f"the {KEY!r} of its config")
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
@@ -84,23 +93,39 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     Transformers itself would leave it uninitialised, or load plain softmax without a word.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.from_pretrained")
-    place = {name: options[name] for name in _PLACE if name in options}
-    config, kind = _config_and_class(transformers, folder, place)
+    home = Path(folder, options["subfolder"]) if options.get("subfolder") else folder
+    check_source(
+        home,
+        of_an_adapter="load that with Transformers, then its s and b with "
+        f"ssmax.hf.load(model, {str(home)!r})",
+    )
+    config, kind, options = _config_and_class(transformers, folder, options)
     loading = type(kind.__name__, (Converted, kind), {})
-    loaded = loading.from_pretrained(folder, config=config, **options)
+    with whole_files(folder):
+        loaded = loading.from_pretrained(folder, config=config, **options)
     model = loaded[0] if options.get("output_loading_info") else loaded
+    # There a model has shapes and no values.
+    if device_of(model).type != "meta":
+        refuse_nonfinite(folder, ssmax_tensors(model))
     model.__class__ = kind
     return loaded
 
 
-def _config_and_class(transformers: Any, folder: str | Path, place: dict[str, Any]) -> Any:
-    """As they were before remote code gave them names of its own."""
+def _config_and_class(
+    transformers: Any, folder: str | Path, options: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """As they were before remote code gave them names of its own; and options for the weights."""
+    place = {name: options[name] for name in _PLACE if name in options}
     values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
-    if KEY not in values:
+    given = options.get("config")
+    if isinstance(given, str | Path):
+        given = transformers.AutoConfig.from_pretrained(given)
+    record = getattr(given, KEY, values.get(KEY))
+    if record is None:
         raise ValueError(
-            f"{folder} holds no converted model: its config.json has no {KEY!r}; load it with "
-            "Transformers, then an adapter with ssmax.hf.load, or an s of another name with "
-            "ssmax.hf.adopt"
+            f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
+            f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
+            "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
         )
     names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or [""]]
     kind = getattr(transformers, names[0], None)
@@ -110,8 +135,20 @@ def _config_and_class(transformers: Any, folder: str | Path, place: dict[str, An
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    # The remote code would not be saved with the model again.
-    plain = {key: value for key, value in values.items() if key != "auto_map"}
-    config = transformers.CONFIG_MAPPING[model_type].from_dict({**plain, "model_type": model_type})
+    if given is not None:
+        config = copy.deepcopy(given)
+        setattr(config, KEY, record)
+        options = {name: value for name, value in options.items() if name != "config"}
+    else:
+        # The remote code would not be saved with the model again.
+        plain = {key: value for key, value in values.items() if key != "auto_map"}
+        # Those that the config knows are the config's, as in Transformers.
+        ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}
+        config, rest = transformers.CONFIG_MAPPING[model_type].from_dict(
+            {**plain, "model_type": model_type}, return_unused_kwargs=True, **ours
+        )
+        options = {
+            name: value for name, value in options.items() if name in rest or name in _OF_WEIGHTS
+        }
     config.architectures = names
-    return config, kind
+    return config, kind, options

@@ -16,7 +16,8 @@ from ssmax._extras import require
 from ssmax.hf.adapter import load
 from ssmax.hf.conversion import KEY
 from ssmax.hf.foreign import load_with_s
-from ssmax.hf.full_checkpoint import from_pretrained
+from ssmax.hf.full_checkpoint import CLASS_PREFIX, from_pretrained
+from ssmax.hf.sources import check_source, not_loaded
 
 CHUNK = 1024
 """Tokens that are read at a time for losses and rows: logits and masks are never wider."""
@@ -26,15 +27,50 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
     """A causal model from a folder or the Hub, with its s where it has one, or an adapter's."""
     transformers = require("transformers", extra="hf", purpose="loading a model")
     try:
-        values, _ = transformers.PretrainedConfig.get_config_dict(source)
-        if KEY in values:
+        if KEY in causal_config(source):
             model = from_pretrained(source, **options)
         else:
             model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
     except OSError as error:
-        first = str(error).strip().splitlines()[0]
-        raise ValueError(f"{str(source)!r} cannot be loaded: {first}") from None
+        raise not_loaded(source, error) from None
     return model if adapter is None else load(model, adapter)
+
+
+def causal_config(source: str | Path) -> dict[str, Any]:
+    """What a causal model's config.json says, weights unread; anything else is a ValueError."""
+    transformers = require("transformers", extra="hf", purpose="loading a model")
+    check_source(
+        source, of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})"
+    )
+    try:
+        values, _ = transformers.PretrainedConfig.get_config_dict(source)
+    except OSError as error:
+        raise not_loaded(source, error) from None
+    if not _is_causal(transformers, values):
+        name = (values.get("architectures") or [values.get("model_type")])[0]
+        raise ValueError(
+            f"{source} holds a {name}, which is no causal language model; give one that predicts "
+            "the next token"
+        )
+    return values
+
+
+def _is_causal(transformers: Any, values: dict[str, Any]) -> bool:
+    """As far as a config tells; where the class is remote code it does not."""
+    if values.get("is_encoder_decoder"):
+        return False
+    names = values.get("architectures") or [""]
+    if KEY in values:
+        kind = getattr(transformers, names[0].removeprefix(CLASS_PREFIX), None)
+        return kind is None or kind.can_generate()
+    families = transformers.models.auto.modeling_auto
+    family = values.get("model_type", "")
+    if family not in transformers.CONFIG_MAPPING:
+        return True
+    # AutoModelForCausalLM makes a decoder of BERT, whose weights are an encoder's.
+    is_masked = family in families.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    is_encoder = is_masked and not values.get("is_decoder")
+    return family in families.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not is_encoder
 
 
 def learnt_positions(model: nn.Module) -> int | None:

@@ -1,6 +1,7 @@
 """Does a converted model do what it should? Every layer reached, n right, padding not counted."""
 
 import inspect
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from ssmax.hf.conversion import (
 from ssmax.hf.hook import audited
 
 TOKENS, PADDING = 12, 5
+# What models of Transformers read.
+_INPUTS = ("input_ids", "pixel_values", "input_features", "input_values", "decoder_input_ids")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +34,10 @@ class Verified:
     """A left-padded row was looked at too."""
 
 
+class UnverifiedError(ValueError):
+    """A model that does not run on tokens alone; whether it counts right is not known."""
+
+
 @torch.no_grad()
 def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verified:
     """Run a few tokens through the model and compare n with the keys that its kernel weighs.
@@ -38,7 +45,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     All at once, behind padding, and one more behind a cache of the others, as far as the model has
     masks and a cache. Tokens do not reach towers that look at pictures or listen: `inputs` that do,
     without padding, are run instead. Raises a ValueError that names the layers that were not
-    reached or count wrongly.
+    reached or count wrongly, or says that the model does not run on tokens.
     """
     record = must_be_converted(model)
     model = unwrapped(model)
@@ -56,6 +63,10 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
             _compare(model, names, _inputs(model, PADDING), PADDING)
         if inputs is None:
             _compare_decoding(model, names, shown)
+    except Exception as error:
+        if inputs is not None or _is_ours(error):
+            raise
+        raise UnverifiedError(_no_tokens(model, error)) from error
     finally:
         model.train(was_training)
     missed = sorted(set(names.values()) - reached)
@@ -69,6 +80,23 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         )
     tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
+
+
+def _is_ours(error: Exception) -> bool:
+    """True for what was found out about the model; its own code may raise a ValueError too."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and frame.f_globals["__name__"].startswith("ssmax.")
+
+
+def _no_tokens(model: nn.Module, error: Exception) -> str:
+    said = (str(error).strip().splitlines() or [""])[0]
+    taken = inspect.signature(model.forward).parameters
+    wanted = ", ".join(f"{name!r}: ..." for name in _INPUTS if name in taken)
+    return (
+        f"verify could not run this {type(model).__name__} on tokens of its own making "
+        f"({type(error).__name__}: {said}); pass what its forward takes, as in "
+        f"ssmax.hf.verify(model, inputs={{{wanted}}})"
+    )
 
 
 def _compare(

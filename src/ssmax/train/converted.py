@@ -17,9 +17,9 @@ from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN, VALIDATION
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
-from ssmax.hf.adapter import CONFIG as ADAPTER
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
+from ssmax.hf.sources import is_adapter, not_loaded, whole_files
 from ssmax.train.config import (
     DataConfig,
     OptimConfig,
@@ -247,23 +247,23 @@ def _load(source: Path, base: str) -> tuple[Any, str]:
     transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
     if not source.is_dir():
         raise ValueError(f"there is no folder {source}; ssmax convert writes one")
-    is_adapter = (source / ADAPTER).is_file() and not (source / "config.json").is_file()
-    if is_adapter != bool(base):
+    is_whole = not is_adapter(source)
+    if is_whole == bool(base):
         raise ValueError(
             f"{source} holds an adapter; name the model it is for with --base"
-            if is_adapter
+            if not is_whole
             else f"{source} holds a whole model; --base is for adapters"
         )
     # float32 whatever it was stored in: steps of an optimizer would be rounded away.
-    if not is_adapter:
+    if is_whole:
         model, home = ssmax.hf.from_pretrained(source, dtype=torch.float32), str(source)
     else:
         try:
             kind = transformers.AutoModelForCausalLM
-            plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
+            with whole_files(base):
+                plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         except OSError as error:
-            first = str(error).strip().splitlines()[0]
-            raise ValueError(f"{base!r} cannot be loaded: {first}") from None
+            raise not_loaded(base, error) from None
         ssmax.hf.load(plain, source)
         model, home = plain, base
     if model.config.is_encoder_decoder or not model.can_generate():

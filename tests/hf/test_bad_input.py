@@ -162,6 +162,10 @@ BAD = {
     "inside PEFT": (
         lambda m, _: ssmax.hf.convert(with_lora(m).get_base_model()), "before PEFT wraps it",
     ),
+    "learning what PEFT does not save": (
+        lambda m, _: ssmax.hf.freeze_all_but_ssmax(with_lora(ssmax.hf.convert(m))),
+        r"pass modules_to_save=\['ssmax'\]",
+    ),
     "compiled": (lambda m, _: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
     "paper": (lambda m, _: ssmax.hf.convert(m, init="paper"), "needs train_length"),
     "clamp": (lambda m, _: ssmax.hf.convert(m, init="clamp"), "needs train_length"),

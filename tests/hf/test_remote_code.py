@@ -230,7 +230,10 @@ def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
     mine = ssmax.hf.convert(Mine(build("llama").config))
     with pytest.raises(ValueError, match="Mine is not a class of Transformers"):
         ssmax.hf.save_remote_code(mine, tmp_path)
-    assert not list(tmp_path.glob("*.py"))
+    inner = ssmax.hf.convert(families.build("causal", "mllama"))
+    with pytest.raises(ValueError, match="no Auto class .* to MllamaForCausalLM"):
+        ssmax.hf.save_remote_code(inner, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
 # What the compiler imports is not ours.
@@ -249,7 +252,10 @@ def test_the_command_line_writes_remote_code(tmp_path, capsys):
     assert app.run([*typed, "--adapter", "--strict"]) == 2
     assert "--adapter writes s and b alone" in capsys.readouterr().err
     assert app.run([*typed, "--strict"]) == 0
-    assert "trust_remote_code=True" in capsys.readouterr().out
+    assert "with AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
+    build("bert").save_pretrained(tmp_path / "bert")
+    assert app.run(["convert", str(tmp_path / "bert"), str(tmp_path / "b"), "--strict"]) == 0
+    assert "with AutoModelForMaskedLM.from_pretrained(" in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "ssmax_llama"
     assert app.run([*typed[:2], str(tmp_path / "mild"), "--remote-code"]) == 0

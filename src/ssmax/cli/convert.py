@@ -61,7 +61,9 @@ def convert_shown(
         how = f"ssmax.hf.load(base, {str(out)!r})"
     elif has_code:
         ssmax.hf.save_remote_code(model, out, strict=strict)
-        how = f"AutoModelForCausalLM.from_pretrained({str(out)!r}, trust_remote_code=True)"
+        known = json.loads((out / "config.json").read_text())["auto_map"]
+        auto = next(name for name in known if known[name].endswith(type(model).__name__))
+        how = f"{auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
     else:
         model.save_pretrained(out)
         how = f"ssmax.hf.from_pretrained({str(out)!r})"

@@ -75,6 +75,12 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
             "one file; save_pretrained keeps remote code as it is"
         )
     heads = _auto_classes(transformers, kind, config)
+    if kind.__name__ not in heads.values():
+        raise ValueError(
+            f"no Auto class of Transformers leads from a {config.__name__} to {kind.__name__}, so "
+            "that remote code could not be found by it; use save_pretrained and "
+            "ssmax.hf.from_pretrained"
+        )
     saved.save_pretrained(folder)
     path = Path(folder) / "config.json"
     values = json.loads(path.read_text())

@@ -36,6 +36,12 @@ def param_groups(
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
     """Let s and b alone learn, in place; the model."""
     _must_have_s(model)
+    adapters = getattr(model, "peft_config", {}).values()
+    if any(ATTRIBUTE not in (adapter.modules_to_save or ()) for adapter in adapters):
+        raise ValueError(
+            "PEFT has wrapped this model and would not save its s and b; pass "
+            f"modules_to_save=[{ATTRIBUTE!r}] to its config"
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(f".{ATTRIBUTE}." in name)
     return model

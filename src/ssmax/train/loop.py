@@ -351,14 +351,21 @@ class _Phase:
             return
         self.job.watch.scale(mean=sum(s) / len(s), least=min(s), largest=max(s))
         if min(s) < 0 and not self._warned_below_zero:
-            self._warned_below_zero = True
-            name, row = next(
-                (name, row)
-                for name, row in learnt.items()
-                if name.endswith(".scale") and min(row) < 0
-            )
-            least = f"{min(row):.4f} in head {row.index(min(row))} of {name}"
-            self.job.watch.say(f"step {self.state.step}: an s is below 0: {least}")
+            self._warn_below_zero(learnt)
+
+    def _warn_below_zero(self, learnt: dict[str, list[float]]) -> None:
+        """Once, of a head that would look away from what fits best; a bias may make up for s."""
+        log_n = math.log(self.config.model.train_length)
+        for name, row in learnt.items():
+            if not name.endswith(".scale"):
+                continue
+            biases = learnt.get(name.removesuffix("scale") + "bias", [0.0] * len(row))
+            for head, (s, bias) in enumerate(zip(row, biases, strict=True)):
+                if s < 0 and s * log_n + bias < 0:
+                    self._warned_below_zero = True
+                    where = f"{s:.4f} in head {head} of {name}"
+                    self.job.watch.say(f"step {self.state.step}: an s is below 0: {where}")
+                    return
 
     def _validate(self) -> None:
         self._flush()

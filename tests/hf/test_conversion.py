@@ -428,22 +428,6 @@ def test_rules_that_grow_in_steps_begin_at_a_length(tmp_path, length, floor):
         assert (scale(floor - 1) == 1).all() and (scale(floor) > 1).all()
 
 
-def test_layers_with_attention_of_their_own_are_named_where_all_were_asked_for():
-    config = tf.LongT5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
-                             vocab_size=99, local_radius=3)  # fmt: skip
-    model = tf.LongT5ForConditionalGeneration(config)
-    with pytest.warns(UserWarning, match=r"they keep softmax: LongT5LocalAttention \(encoder"):
-        ssmax.hf.convert(model, layers="all", attention="all")
-    assert all(name.startswith("decoder") for name in Conversion.of(model).layers)
-
-
-def test_a_bias_that_hides_is_refused():
-    config = tf.SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2],
-                           num_heads=[2, 4], window_size=4)  # fmt: skip
-    with pytest.raises(ValueError, match="SwinAttention.* hides keys by a bias of -100"):
-        ssmax.hf.convert(tf.SwinModel(config))
-
-
 @NO_NOISE
 @torch.no_grad()
 def test_layers_that_are_wrapped_one_by_one(tmp_path):

@@ -11,6 +11,7 @@ from families import families, look
 from tiny_models import SHARED
 
 import ssmax.hf
+from ssmax.hf.conversion import Conversion
 
 SURVEYED = "5.22.2"
 EXCEPTIONS = {
@@ -105,3 +106,19 @@ def test_a_family_that_counts_wrongly_is_found(monkeypatch):
     monkeypatch.setattr(hook, "visible_keys", lambda *a: torch.full_like(real(*a), 10))
     for kind, family in (("causal", "llama"), ("masked", "bert"), ("seq2seq", "t5")):
         assert look(kind, family).outcome == "wrong"
+
+
+def test_layers_with_attention_of_their_own_are_named_where_all_were_asked_for():
+    config = transformers.LongT5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+                             vocab_size=99, local_radius=3)  # fmt: skip
+    model = transformers.LongT5ForConditionalGeneration(config)
+    with pytest.warns(UserWarning, match=r"they keep softmax: LongT5LocalAttention \(encoder"):
+        ssmax.hf.convert(model, layers="all", attention="all")
+    assert all(name.startswith("decoder") for name in Conversion.of(model).layers)
+
+
+def test_a_bias_that_hides_is_refused():
+    config = transformers.SwinConfig(image_size=16, patch_size=2, embed_dim=8, depths=[2, 2],
+                           num_heads=[2, 4], window_size=4)  # fmt: skip
+    with pytest.raises(ValueError, match="SwinAttention.* hides keys by a bias of -100"):
+        ssmax.hf.convert(transformers.SwinModel(config))

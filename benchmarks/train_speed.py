@@ -264,7 +264,7 @@ def train_some(
 
 
 def in_turns(names: Sequence[str], shape: LMConfig, batch: int, turns: int) -> dict[str, list]:
-    """Milliseconds a step of competitors that take turns in one process, peak memory of all.
+    """Milliseconds a step of competitors that take turns in one process.
 
     Two runs of one competitor differ by a percent: what costs less shows only side by side.
     """

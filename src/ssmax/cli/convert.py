@@ -30,6 +30,7 @@ def convert_shown(
     """Load, convert, verify, save; say what was done."""
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
+    from ssmax.hf.full_checkpoint import CLASS_PREFIX
     from ssmax.hf.sources import check_source
     from ssmax.hf.verification import UnverifiedError
 
@@ -62,8 +63,12 @@ def convert_shown(
     elif has_code:
         ssmax.hf.save_remote_code(model, out, strict=strict)
         known = json.loads((out / "config.json").read_text())["auto_map"]
-        auto = next(name for name in known if known[name].endswith(type(model).__name__))
-        how = f"{auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
+        own = f".{CLASS_PREFIX}{type(model).__name__}"
+        auto = next(name for name in known if known[name].endswith(own))
+        how = (
+            f"ssmax.hf.from_pretrained({str(out)!r}), which runs no code of the folder; people "
+            f"without ssmax, with {auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
+        )
     else:
         model.save_pretrained(out)
         how = f"ssmax.hf.from_pretrained({str(out)!r})"

@@ -388,21 +388,21 @@ def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
         )
 
 
-@functools.cache
 def _has_softmax(forward: Callable[..., Any]) -> bool:
-    try:
-        return "softmax(" in inspect.getsource(forward) and not _routes(forward)
-    except (OSError, TypeError):
-        return False
+    return "softmax(" in _source(forward) and not _routes(forward)
 
 
-@functools.cache
 def _routes(forward: Callable[..., Any]) -> bool:
     """True where a module's own code asks for its attention function."""
+    return "get_interface(" in _source(forward)
+
+
+@functools.cache
+def _source(forward: Callable[..., Any]) -> str:
     try:
-        return "get_interface(" in inspect.getsource(forward)
+        return inspect.getsource(forward)
     except (OSError, TypeError):
-        return False
+        return ""
 
 
 def _is_self(name: str, module: nn.Module) -> bool:

@@ -18,7 +18,8 @@ from ssmax.ops.rope_scale.reference import (
 from ssmax.ops.scale import Number, ssmax_factor
 
 FEW_ELEMENTS = 1 << 26
-"""Of a query: a plain product of them takes less time than an operator's door on the host."""
+"""Of a query: up to it a plain product should take less time than an operator's door on the host
+(LOG.md; where they meet was not measured)."""
 
 
 def rope_scale(

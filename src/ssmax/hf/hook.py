@@ -33,6 +33,8 @@ OLDEST, NEWEST = (5, 1), (5, 22)
 SHARED_ELEMENTS = 1 << 22
 """Of factors: with more, launches do not matter and memory does."""
 
+_WIDE = (torch.float32, torch.float64)
+
 # Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
 _auditors: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
@@ -72,7 +74,7 @@ class Company:
     def __init__(self) -> None:
         self._members: dict[HookedScale, None] = {}
         self._first: HookedScale | None = None
-        self._made: dict[HookedScale, tuple[_Moment, Count, Tensor]] = {}
+        self._pass: tuple[int, Count, dict[HookedScale, tuple[int, Tensor]]] = (0, 0, {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Company":
         return memo.setdefault(id(self), Company())
@@ -88,35 +90,47 @@ class Company:
         # The first layer begins anew, since s may have changed, and makes those of the others: they
         # use them once.
         if scale is self._first:
-            self._made = {
-                each: (_moment(each), num_keys, factor)
-                for each, factor in self._make(scale, num_keys).items()
-            }
-        moment, of_keys, factor = self._made.pop(scale, (None, 0, scale.scale))
-        # Layers that were left out, or called by themselves, may find one of another pass.
-        if moment == _moment(scale) and _is_same(of_keys, num_keys):
-            return factor
+            self._pass = (threading.get_ident(), num_keys, self._make(scale, num_keys))
+        # Layers that were left out, or called by themselves, may find one of another pass. A thread
+        # may have a stream of its own.
+        thread, of_keys, made = self._pass
+        if thread == threading.get_ident() and _is_same(of_keys, num_keys):
+            version, factor = made.pop(scale, (-1, scale.scale))
+            if version == _version(scale):
+                return factor
         return _together(num_keys, [scale])[0]
 
-    def _make(self, first: "HookedScale", num_keys: Count) -> dict["HookedScale", Tensor]:
+    def _make(
+        self, first: "HookedScale", num_keys: Count
+    ) -> dict["HookedScale", tuple[int, Tensor]]:
         """For the first layer and those that are like it, where that is not too much."""
         if first.scale.numel() * len(self._members) * _queries(num_keys) > SHARED_ELEMENTS:
             return {}
         # Offloaded and sharded layers are elsewhere, or parts, until it is their turn.
-        about = _about(first.scale)
-        alike = [each for each in self._members if each.shares and _about(each.scale) == about]
-        return dict(zip(alike, _together(num_keys, alike), strict=True))
+        about = _about(first)
+        alike = [each for each in self._members if _about(each) == about]
+        factors = _together(num_keys, alike)
+        return {each: (_version(each), made) for each, made in zip(alike, factors, strict=True)}
 
 
-_Moment = tuple[int, ...]
+def _version(scale: "HookedScale") -> int:
+    """How often s and b have changed."""
+    version = 0
+    for parameter in scale._parameters.values():
+        if parameter is not None:
+            version += parameter._version
+    return version
 
 
-def _moment(scale: "HookedScale") -> _Moment:
-    """The thread, which may have a stream of its own, and how often s and b had changed."""
-    return threading.get_ident(), *(p._version for p in scale._parameters.values() if p is not None)
+def _about(scale: "HookedScale") -> tuple[Any, ...] | None:
+    """What has to be equal for factors to be made together; None: that cannot be.
 
-
-def _about(s: Tensor) -> tuple[Any, ...]:
+    Others are parts of a tensor, are computed (by a parametrization), are too narrow, or do not
+    count their changes.
+    """
+    s = scale._parameters.get("scale")
+    if type(s) is not nn.Parameter or s.is_inference() or s.dtype not in _WIDE:
+        return None
     return s.shape, s.dtype, s.device
 
 
@@ -161,12 +175,7 @@ class HookedScale(SSMaxScale):
         # A compiled graph looks at nothing else here, and so asks for nothing else before it runs.
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.company is None:
             return False
-        # Others are parts of a tensor, are computed (by a parametrization), are too narrow, or do
-        # not count their changes.
-        s = self._parameters.get("scale")
-        if type(s) is not nn.Parameter or s.is_inference():
-            return False
-        return s.dtype in (torch.float32, torch.float64)
+        return _about(self) is not None
 
     def forward(self, num_keys: Count) -> Tensor:
         """As SSMaxScale's; a range is n of the queries of a prompt."""

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ssmax.data import preparation as module
-from ssmax.data.preparation import prepare
+from ssmax.data.preparation import prepare, text_to_measure
 from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.data.workers import run_all
@@ -431,3 +431,18 @@ def test_token_files_of_gpt2_are_prepared_digit_by_digit_on_the_same_sides(tmp_p
             sides.setdefault(side, []).append(text)
     for with_gpt2, with_digits in sides.values():
         assert with_gpt2 == with_digits
+
+
+def test_the_text_to_measure_on_is_one_that_no_run_has_seen(tmp_path):
+    for side in ("both/train", "both/validation", "seen/train", "side"):
+        (tmp_path / side).mkdir(parents=True)
+        (tmp_path / side / "index.json").write_text("{}")
+    for is_for_tests in (False, True):
+        for folder, side in (("both", "both/validation"), ("side", "side")):
+            found = text_to_measure(tmp_path / folder, is_for_tests=is_for_tests)
+            assert found == tmp_path / side
+        with pytest.raises(ValueError, match="no prepared tokens in .*nowhere"):
+            text_to_measure(tmp_path / "nowhere", is_for_tests=is_for_tests)
+    assert text_to_measure(tmp_path / "seen", is_for_tests=True) == tmp_path / "seen" / "train"
+    with pytest.raises(ValueError, match="has no validation side"):
+        text_to_measure(tmp_path / "seen", is_for_tests=False)

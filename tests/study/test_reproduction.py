@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,6 +77,28 @@ def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, 
     out = capfd.readouterr().out
     assert "FAILED  pretrain-b-0: no such luck" in out and "done  loss-a-0" in out
     assert done.page is not None
+
+
+def test_it_is_measured_on_all_of_a_text_for_tests(tiny, tokens, tmp_path):
+    shutil.copytree(tokens / "validation", tmp_path / "tests" / "train")
+    of_tests = {"data": tokens, "test": tmp_path / "tests"}
+    for folder, texts in (("s", of_tests), ("t", {"data": tokens})):
+        done = reproduce(
+            tiny, tmp_path / folder, configurations=["a"], seeds=1, figures=[5], **texts
+        )
+        assert done.is_whole
+    read = [tmp_path / name / "results" / "a-0" / "position_loss.jsonl" for name in "st"]
+    first, second = (json.loads(path.read_text()) for path in read)
+    assert first["mean"] == second["mean"]
+
+
+def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained(
+    tiny, tokens, tmp_path
+):
+    shutil.copytree(tokens / "train", tmp_path / "all" / "train")
+    with pytest.raises(ValueError, match="has no validation side"):
+        reproduce(tiny, tmp_path / "s", data=tmp_path / "all")
+    assert not (tmp_path / "s").exists()
 
 
 CONDUCTOR = """

@@ -54,9 +54,6 @@ def reproduce_shown(
         if not Path(questions).is_file():
             raise ValueError(f"there is no file {questions}")
         study = dataclasses.replace(study, questions=str(Path(questions).resolve()))
-    for tokens in (data, test):
-        if tokens is not None and not tokens.is_dir():
-            raise ValueError(f"there are no prepared tokens in {tokens}")
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

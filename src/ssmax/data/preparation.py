@@ -16,7 +16,7 @@ from typing import Any
 
 from ssmax._files import locked, write_whole
 from ssmax.data.documents import Part
-from ssmax.data.shards import INDEX, write_index
+from ssmax.data.shards import INDEX, SUFFIX, write_index
 from ssmax.data.sources import open_source
 from ssmax.data.tasks import (
     NUM_KEYS,
@@ -139,6 +139,23 @@ def prepare(
         held_out_below = _held_out_below(records.values(), wanted)
         run(_misplaced(tasks, records, held_out_below, wanted), held_out_below)
         return _finish(out, records, settings)
+
+
+def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
+    """The shards of a prepared folder that no run has seen: its validation side, or it is a side.
+
+    Of text that was prepared for tests, without a validation side, all is measured on.
+    """
+    sides = [folder / VALIDATION, folder] + [folder / TRAIN] * is_for_tests
+    for side in sides:
+        if (side / INDEX).is_file() or any(side.glob(f"*{SUFFIX}")):
+            return side
+    if (folder / TRAIN).is_dir():
+        raise ValueError(
+            f"{folder} has no validation side to measure on; prepare it with a "
+            "--validation-fraction above 0, or give another text to measure on"
+        )
+    raise ValueError(f"there are no prepared tokens in {folder}; make them with ssmax data prepare")
 
 
 def _held_out_below(records: Iterable[Record], wanted: int) -> int:

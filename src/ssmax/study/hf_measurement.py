@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ssmax._extras import require
+from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.hf.subject import CausalSubject, load_causal
@@ -77,7 +78,7 @@ def hf_measurement(
             "tokenizer": loaded.vocabulary.hash,
             "transformers": importlib.metadata.version("transformers"),
         },
-        data=data,
+        data=text_to_measure(data, is_for_tests=True),
         results=results,
         device=here,
         usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),

@@ -10,8 +10,8 @@ import torch
 
 from ssmax._files import write_whole
 from ssmax.data.haystack import Needle, long_rows
+from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
-from ssmax.data.tasks import VALIDATION
 from ssmax.data.tokenizer import Tokenizer
 from ssmax.eval import (
     Subject,
@@ -105,7 +105,7 @@ class Measurement:
                 "model": model.config.to_dict(),
                 "theta": model.theta,
             },
-            data=data if data is not None else text_of_run(config),
+            data=text_to_measure(data or text_of_run(config), is_for_tests=data is not None),
             results=results,
             device=here,
             usual_length=config.model.train_length,
@@ -113,11 +113,8 @@ class Measurement:
         )
 
     def shards(self) -> ShardSet:
-        """The validation text, which no run has seen."""
-        for folder in (self.data / VALIDATION, self.data):
-            if folder.is_dir():
-                return ShardSet.open(folder)
-        raise ValueError(f"there are no prepared tokens in {self.data}; give --data")
+        """The text."""
+        return ShardSet.open(self.data)
 
     def provenance(self, **options: Any) -> Provenance:
         """Where a number of this measurement comes from."""

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from ssmax._files import LOCK, locked, write_whole
+from ssmax.data.preparation import text_to_measure
 from ssmax.data.workers import cores
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
@@ -80,6 +81,9 @@ def reproduce(
     text = (data or folder / "data").resolve()
     origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
     _refuse_another(study, folder, origin)
+    # Here, not when the first model is trained.
+    if (measured := test or data) is not None:
+        text_to_measure(measured, is_for_tests=test is not None)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)

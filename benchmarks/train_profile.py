@@ -4,7 +4,8 @@
 
 Both train in one process, as in `train_speed.py --pairs`, first timed without the profiler, then
 watched by it: milliseconds of every kind of kernel in a step, how many of them, and the sum of all
-against the time of a step. The rest are gaps.
+against the time of a step. The rest are gaps. Rows are appended to benchmarks/results.csv, a kind
+of kernel each.
 """
 
 import argparse
@@ -13,15 +14,17 @@ import contextlib
 import json
 import re
 import statistics
+from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ssmax.lm import LMConfig
-from train_speed import PAIRS, trainer_of, with_rule
+from ssmax.records import BenchmarkRow, Provenance, append_csv
+from train_speed import PAIRS, RESULTS, SEED, trainer_of, with_rule
 
-STEPS = 5
+STEPS, BATCH = 5, 64
 KINDS = {
     "attention": r"fmha|flash|sdpa|cudnn",
     "products": r"gemm|nvjet|cutlass|cublas|splitK",
@@ -54,16 +57,25 @@ def watched(some_steps) -> dict[str, tuple[float, int]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", help="a file for every kernel's name, time and number, as JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
+    parser.add_argument(
+        "--kernels", help="a file for every kernel's name, time and number, as JSON"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a GPU")
+    shape = LMConfig()
+    provenance = Provenance.here(
+        config={"model": shape.to_dict(), "batch": BATCH, "steps": STEPS},
+        device=torch.cuda.get_device_name(),
+        seed=SEED,
+    )
     every = {}
     for pair in PAIRS:
         sums: dict[str, dict[str, tuple[float, int]]] = {}
         with contextlib.ExitStack() as stack:
             for name in pair:
-                run = stack.enter_context(trainer_of(name, with_rule(LMConfig(), name), 64))
+                run = stack.enter_context(trainer_of(name, with_rule(shape, name), BATCH))
                 run(10)
                 step = statistics.median(run(STEPS)[0] for _ in range(4))
                 every[name] = watched(run)
@@ -79,9 +91,27 @@ def main() -> None:
         for kind in dict.fromkeys(kind for kinds in sums.values() for kind in kinds):
             cells = (sums[name].get(kind, (0.0, 0)) for name in pair)
             print(f"{kind:24}" + "".join(f"{ms:18.3f} ms {count:5d}" for ms, count in cells))
-    if arguments.out:
-        with open(arguments.out, "w") as file:
-            json.dump(every, file, indent=1)
+        append_csv(
+            arguments.out,
+            [
+                BenchmarkRow(
+                    benchmark="train_profile",
+                    competitor=name,
+                    shape=f"{shape.num_layers}x{shape.width} B{BATCH} T{shape.train_length}",
+                    mode=kind,
+                    milliseconds=round(taken, 3),
+                    ratio=round(taken / sums[pair[0]][kind][0], 4),
+                    peak_mib=0.0,
+                    memory_ratio=0.0,
+                    error=0.0,
+                    provenance=provenance,
+                )
+                for name, kinds in sums.items()
+                for kind, (taken, _) in kinds.items()
+            ],
+        )
+    if arguments.kernels:
+        Path(arguments.kernels).write_text(json.dumps(every, indent=1))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,16 @@ COLOURS = {
     "ours, float32 residual": "#0072B2",
     "ours, recorded": "#009E73",
 }
+FLOORS = {
+    "products": "61.5: 48.6 TFLOP at 790 TFLOP/s",
+    "attention": "5.5: 4.3 TFLOP, causal; its exponentials are not counted",
+    "norms": "5.4: 22 GB at 4.2 TB/s",
+    "elementwise, compiled": "6: 25 GB, SwiGLU most of it",
+    "loss": "3.1: every logit read and written once",
+    "rotation and factor": "2.6: 11 GB",
+    "optimizer and clipping": "1.1: 4.5 GB",
+}
+"""Of what a step does, by its operations and bytes (LOG.md)."""
 SMOOTHED = 20
 """Steps."""
 
@@ -51,6 +61,33 @@ def training() -> list[str]:
             f"| {row['competitor']} | {float(row['milliseconds']):.1f} | {speed:.0f} k | "
             f"{1 / float(row['ratio']):.2f} | {float(row['peak_mib']) / 1024:.1f} GiB |"
         )
+    return lines
+
+
+def pairs() -> list[str]:
+    """SSMax and softmax in turns."""
+    lines = ["| | ms a step | tokens/s | speed |", "|---|---|---|---|"]
+    for row in newest("train_speed"):
+        if row["mode"] == "step, in turns":
+            speed = TOKENS_OF_A_STEP / float(row["milliseconds"])
+            lines.append(
+                f"| {row['competitor']} | {float(row['milliseconds']):.2f} | {speed:.0f} k | "
+                f"{1 / float(row['ratio']):.4f} |"
+            )
+    return lines
+
+
+def profile() -> list[str]:
+    """Where the time of a step goes."""
+    rows = newest("train_profile")
+    names = list(dict.fromkeys(row["competitor"] for row in rows))
+    lines = ["| ms | " + " | ".join(names) + " | floor |", "|---" * (len(names) + 2) + "|"]
+    kinds = list(dict.fromkeys(row["mode"] for row in rows))
+    times = {(row["mode"], row["competitor"]): float(row["milliseconds"]) for row in rows}
+    sums = kinds[-3:]  # all kernels, gaps, a step
+    for kind in [*sorted(kinds[:-3], key=lambda kind: -times[kind, names[0]]), *sums]:
+        cells = [f"{times[kind, name]:.1f}" for name in names]
+        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {FLOORS.get(kind, '')} |")
     return lines
 
 
@@ -224,6 +261,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
 TABLES = {
     "growth": growth,
     "training": training,
+    "pairs": pairs,
+    "profile": profile,
     "conversion": conversion,
     "decoding": decoding,
     "measuring": measuring,

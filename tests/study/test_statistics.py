@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ssmax.study import statistics
-from ssmax.study.statistics import over_items, over_seeds
+from ssmax.study.statistics import Interval, over_items, over_seeds
 
 
 @pytest.fixture
@@ -44,6 +44,11 @@ def test_what_the_pairs_share_does_not_widen_the_interval():
 
 def test_an_interval_around_zero_decides_nothing():
     interval = over_seeds([1.0, -1.0, 0.1], [0.0, 0.0, 0.0])
+    assert interval.verdict("below") == interval.verdict("above") == "not resolved"
+
+
+def test_a_sure_difference_that_nobody_would_see_decides_nothing():
+    interval = Interval(effect=5e-5, low=4e-5, high=6e-5, basis="100 trials")
     assert interval.verdict("below") == interval.verdict("above") == "not resolved"
 
 

@@ -14,6 +14,8 @@ import numpy as np
 Verdict = Literal["supported", "contradicted", "not resolved"]
 Side = Literal["below", "above", "near"]
 
+NEGLIGIBLE = 1e-3
+"""Nats, or shares: what nobody would see. Paired trials of one run tell even less from 0."""
 BOOTSTRAP_DRAWS = 10_000
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is near.
 _T = (
@@ -36,7 +38,8 @@ class Interval:
     """What it is an interval over, in words."""
 
     def verdict(self, expected: Side, margin: float = 0.0) -> Verdict:
-        """Whether the first is on its side of the second; only an interval off 0 decides.
+        """Whether the first is on its side of the second; only an interval off 0 decides, and only
+        of an effect that is not negligible.
 
         `near` means within the margin: an interval inside of it supports, one outside contradicts.
         """
@@ -46,7 +49,7 @@ class Interval:
             is_off = self.high < -margin or self.low > margin
             return "contradicted" if is_off else "not resolved"
         below, above = self.high < 0.0, self.low > 0.0
-        if not (below or above):
+        if not (below or above) or abs(self.effect) < NEGLIGIBLE:
             return "not resolved"
         return "supported" if below == (expected == "below") else "contradicted"
 

@@ -235,7 +235,7 @@ def small() -> Study:
         needle_trials=10,
         digits=4,
         score_length=large.score_length // 2,
-        # With four side by side; loss and needles from measurements at three fifths of these lengths.
+        # Loss and needles from measurements at half to four fifths of these lengths.
         seconds={"data": 60, "pretrain": 196, "finetune": 85, "loss": 20, "needle": 50},
         measured_on="one H200, four jobs at a time",
     )

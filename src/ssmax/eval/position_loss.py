@@ -26,7 +26,8 @@ def measure_position_loss(
 ) -> PositionLoss:
     """Mean and spread over documents of one length, at every position.
 
-    Position i is the loss of the token that follows i + 1 others. Means are taken in float64.
+    Position i is the loss of the token that follows i + 1 others. Means are taken in float64 and
+    kept to the millionth of a nat: more digits are noise, and most of a study's records.
     """
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or documents.shape[1] < 2 or not len(documents):
@@ -44,14 +45,18 @@ def measure_position_loss(
     losses = torch.cat(parts)
     return PositionLoss(
         run=run,
-        mean=losses.mean(0).tolist(),
+        mean=_digits(losses.mean(0)),
         # A single document has no spread.
-        std=losses.std(0, correction=min(1, count - 1)).tolist(),
+        std=_digits(losses.std(0, correction=min(1, count - 1))),
         count=count,
         edges=bin_edges(losses.shape[1]),
-        binned=_binned(losses).tolist(),
+        binned=_digits(_binned(losses)),
         provenance=provenance,
     )
+
+
+def _digits(nats: Tensor) -> list:
+    return nats.round(decimals=6).tolist()
 
 
 def _binned(losses_BT: Tensor) -> Tensor:

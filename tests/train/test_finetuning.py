@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from ssmax.data.tokenizer import load_tokenizer
 from ssmax.lm import LM
 from ssmax.train import (
     finetune,
+    finetuning,
     load_run_model,
     load_run_tokenizer,
     pretrain,
@@ -163,7 +166,8 @@ def test_configuration_e_replaces_the_rule_first(base, tmp_path):
         finetune(base, tmp_path / "e", world=CPU, rule="probe", resume=True)
 
 
-def test_questions_of_a_file(base, tmp_path):
+def squad_file(path):
+    """Eight questions."""
     paragraphs = [
         {
             "context": f"The sky over town {number} is grey.",
@@ -177,8 +181,12 @@ def test_questions_of_a_file(base, tmp_path):
         }
         for number in range(8)
     ]
-    path = tmp_path / "squad.json"
     path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    return path
+
+
+def test_questions_of_a_file(base, tmp_path):
+    path = squad_file(tmp_path / "squad.json")
     assert finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK).step == 4
     stored = json.loads((tmp_path / "qa" / "config.json").read_text())["data"]
     assert (stored["questions"], stored["base"]) == (str(path), str(base))
@@ -230,6 +238,25 @@ def test_a_quick_run_learns_hidden_numbers_of_its_own_text(small, tmp_path):
     changes = {"run.steps": 2, "run.batch_size": 4, "run.micro_batch": 4}
     finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=changes)
     assert read_run_config(tmp_path / "qa").data.questions == "hidden"
+
+
+def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkeypatch, capsys):
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
+    squad_file(tmp_path / "a+b.json")
+    monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
+    monkeypatch.chdir(tmp_path)
+    learnt = {}
+    # A file with a + in its name stands by itself; it is found again from elsewhere.
+    for name in ("a+b.json", "hidden:5", "c.json+hidden:5"):
+        shutil.copyfile("a+b.json", "c.json")
+        finetune(Path("base"), Path("runs", name), world=CPU, questions=name, changes=QUICK)
+        said = re.search(r"(\d+) questions to learn from", capsys.readouterr().out)
+        learnt[name] = int(said[1])
+    assert learnt["a+b.json"] == 7 and learnt["hidden:5"] == 98
+    assert learnt["c.json+hidden:5"] == 105
+    both = Path("runs", "c.json+hidden:5")
+    assert read_run_config(both).data.questions == f"{tmp_path / 'c.json'}+hidden:5"
+    assert finetune(Path("base"), both, world=CPU, resume=True).step == 4
 
 
 def test_a_fine_tuned_run_hides_numbers_in_the_text_of_its_base(small, tmp_path):

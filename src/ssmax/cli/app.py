@@ -171,7 +171,10 @@ def reproduce(
     ] = None,
     questions: Annotated[
         str | None,
-        typer.Option(help="To fine-tune on: a file in SQuAD's format; by default the preset's."),
+        typer.Option(
+            help="To fine-tune on: a file in SQuAD's format, hidden:7, or both as FILE+hidden:7; "
+            "by default the preset's."
+        ),
     ] = None,
     set_: Sets = None,
     workers: Annotated[
@@ -503,8 +506,8 @@ def finetune(
     questions: Annotated[
         str | None,
         typer.Option(
-            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text. "
-            "By default hidden for quick runs, else invented."
+            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
+            "several joined by +. By default hidden for quick runs, else invented."
         ),
     ] = None,
     config: Annotated[

@@ -19,6 +19,7 @@ from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
+from ssmax.train.finetuning import is_file, sources, with_full_paths
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
@@ -51,9 +52,10 @@ def reproduce_shown(
     study = study_named(preset)
     study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
     if questions is not None:
-        if not Path(questions).is_file():
-            raise ValueError(f"there is no file {questions}")
-        study = dataclasses.replace(study, questions=str(Path(questions).resolve()))
+        for source in sources(questions):
+            if is_file(source) and not Path(source).is_file():
+                raise ValueError(f"there is no file {source}")
+        study = dataclasses.replace(study, questions=with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -91,7 +91,7 @@ def finetune(
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
     `questions` is a file in SQuAD's format, "invented", or "hidden" ("hidden:7" for numbers of 7
-    digits), the default of a quick run.
+    digits), the default of a quick run; or several of them, joined by "+".
     `changes` are laid over table 3.
     """
     changes = dict(changes or {})
@@ -105,8 +105,7 @@ def finetune(
         given = {key: value for key, value in changes.items() if key == "data.seed"}
         seed = base_config.replaced(given).data.seed
     questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
-    if questions != INVENTED and hidden_digits(questions) is None:
-        questions = str(Path(questions).resolve())
+    questions = with_full_paths(questions)
     length = base_config.model.train_length
     examples = _examples(questions, base, length=length, seed=seed)
     samples, validation = question_rows(examples, length=length, seed=seed)
@@ -158,6 +157,23 @@ def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[R
     )
 
 
+def with_full_paths(questions: str) -> str:
+    """The same questions, wherever they are asked for."""
+    return "+".join(
+        str(Path(source).resolve()) if is_file(source) else source for source in sources(questions)
+    )
+
+
+def sources(questions: str) -> list[str]:
+    """Files, "invented" and "hidden"; a file may have a + in its name."""
+    return [questions] if Path(questions).exists() else questions.split("+")
+
+
+def is_file(source: str) -> bool:
+    """Rather than one of the words for questions that are made."""
+    return source != INVENTED and hidden_digits(source) is None
+
+
 def hidden_digits(questions: str) -> int | None:
     """Of the numbers that are hidden; None where questions are others."""
     name, _, digits = questions.partition(":")
@@ -193,7 +209,12 @@ def _config(
     )
 
 
-def _examples(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
+def _examples(questions: str, base: Path, *, length: int, seed: int) -> list[Example]:
+    every = [_examples_of(source, base, length=length, seed=seed) for source in sources(questions)]
+    return [example for examples in every for example in examples]
+
+
+def _examples_of(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
     tokenizer = load_run_tokenizer(base)
     end_of_document = tokenizer.vocabulary.end_of_document
     if (digits := hidden_digits(source)) is not None:

@@ -12,12 +12,12 @@ import warnings
 import pytest
 import torch
 import transformers as tf
-from tiny_models import CAUSAL, OTHERS, build, inputs_of, randomise, tokens_of
+from tiny_models import BART, CAUSAL, GPT2, OTHERS, build, inputs_of, randomise, tokens_of
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
-from ssmax.hf.hook import watched
+from ssmax.hf.hook import audited, watched
 from ssmax.nn import RULES
 
 EVERY = [*CAUSAL, *OTHERS]
@@ -274,8 +274,80 @@ def test_verify_finds_a_layer_that_is_not_reached():
     model = ssmax.hf.convert(build("llama"))
     layer = model.model.layers[1]
     layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
-    with pytest.raises(ValueError, match=r"1 of 2 .*'model.layers.1.self_attn'"):
+    with pytest.raises(ValueError, match=r"1 of 2 .*'model.layers.1.self_attn'.* interface"):
         ssmax.hf.verify(model)
+
+
+def test_verify_tells_a_layer_that_was_not_run_from_one_that_was_not_reached():
+    model = ssmax.hf.convert(tf.BartForCausalLM(tf.BartConfig(**BART)).eval(), attention="all")
+    tokens = {"input_ids": tokens_of(1, 12)}
+    for inputs, what in ((None, "tokens alone"), (tokens, "these inputs")):
+        with pytest.raises(ValueError, match=f"2 of 4 .*0.encoder_attn': {what} do not lead there"):
+            ssmax.hf.verify(model, inputs)
+    read = {**tokens, "encoder_hidden_states": torch.randn(1, 9, 32)}
+    assert ssmax.hf.verify(model, read).layers == 4
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    layer = model.model.decoder.layers[1]
+    layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(ValueError, match=r"1 of 4 .*1.self_attn'.* interface"):
+        ssmax.hf.verify(model)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2, **more)),
+        lambda **more: tf.DecisionTransformerModel(
+            tf.DecisionTransformerConfig(**GPT2, hidden_size=32, **more)
+        ),
+    ],
+    ids=["gpt2", "decision transformer"],
+)
+def test_eager_code_that_passes_the_interface_by_is_refused(make):
+    model = make(reorder_and_upcast_attn=True)
+    with pytest.raises(
+        ValueError, match=r"h.0.attn .* load the model with reorder_and_upcast_attn"
+    ):
+        ssmax.hf.convert(model)
+    assert not hasattr(model.config, "ssmax")
+    ssmax.hf.convert(make())
+
+
+def prefix_mask(length=12, seen_at_once=5):
+    """(1, 1, T, T): causal, but for the first few, which see each other."""
+    place = torch.arange(length)
+    return ((place <= place[:, None]) | (place < seen_at_once))[None, None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_n_is_what_eager_code_weighs_though_its_mask_may_say_more(name, padding):
+    """GPT-2's of Transformers 5.1 hides what is ahead by itself."""
+    model = randomise(ssmax.hf.convert(build(name)))
+    model.set_attn_implementation("eager")
+    seen = prefix_mask() & (torch.arange(12) >= padding)
+    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    compared = []
+
+    def audit(module, num_keys, weighed_BHQ):
+        wanted = weighed_BHQ[:, :1, padding:]
+        compared.append(num_keys.unsqueeze(1)[..., padding:].tolist() == wanted.tolist())
+
+    with audited(audit):
+        model(tokens_of(1, 12), attention_mask=mask, use_cache=False)
+    assert compared == [True, True]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["eager", "flex_attention"])
+def test_booleans_are_refused_where_they_would_be_added(kind):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    tokens, mask = tokens_of(1, 12), prefix_mask()
+    model(tokens, attention_mask=mask)
+    model.config._attn_implementation = kind
+    with pytest.raises(ValueError, match=r"booleans hide nothing.*\(1, 1, 12, 12\).* or use sdpa"):
+        model(tokens, attention_mask=mask)
 
 
 def test_verify_finds_a_count_that_is_wrong(monkeypatch):
@@ -349,6 +421,22 @@ def test_two_way_windows_of_flash_attention_count_within_their_document(mask, op
     given = None if mask is None else torch.tensor(mask)
     found = visible_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
     assert found.flatten().tolist()[-len(wanted) :] == wanted
+
+
+def test_bounds_of_flash_attention_go_through_all_rows_of_a_batch():
+    from ssmax.hf.counting import visible_keys
+
+    module, x = torch.nn.Module(), torch.zeros(2, 1, 5, 2)
+    # The second document is in both rows.
+    bounds = torch.tensor([0, 2, 7, 10], dtype=torch.int32)
+    options = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds,
+               "max_length_q": 5, "max_length_k": 5}  # fmt: skip
+    for causal, wanted in (
+        (True, [[1, 2, 1, 2, 3], [4, 5, 1, 2, 3]]),
+        (False, [[2, 2, 5, 5, 5], [5, 5, 3, 3, 3]]),
+    ):
+        module.is_causal = causal
+        assert visible_keys("flash", module, x, x, None, options).tolist() == wanted
 
 
 def test_threads_that_convert_at_once_install_one_hook(monkeypatch):

@@ -9,6 +9,7 @@ import torch
 import transformers
 from families import families, look
 from tiny_models import SHARED
+from transformers.models.sam2.modeling_sam2 import Sam2MaskDecoder
 
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
@@ -95,7 +96,7 @@ def test_towers_are_looked_at_with_a_picture():
     picture = {"input_ids": tokens, "pixel_values": torch.randn(1, 3, 8, 8)}
     # The last layer of the tower is run, but what is taken is the one before it.
     assert ssmax.hf.verify(model, picture).layers == 4
-    with pytest.raises(ValueError, match="or these inputs do not lead there"):
+    with pytest.raises(ValueError, match="these inputs do not lead there"):
         ssmax.hf.verify(model, {"input_ids": tokens[:, :1]})
 
 
@@ -122,3 +123,9 @@ def test_a_bias_that_hides_is_refused():
                            num_heads=[2, 4], window_size=4)  # fmt: skip
     with pytest.raises(ValueError, match="SwinAttention.* hides keys by a bias of -100"):
         ssmax.hf.convert(transformers.SwinModel(config))
+
+
+def test_a_branch_that_passes_the_interface_by_is_refused():
+    config = transformers.Sam2MaskDecoderConfig(hidden_size=32, mlp_dim=48, num_hidden_layers=1)
+    with pytest.raises(ValueError, match="Sam2Attention.* falls back from flash attention to SDPA"):
+        ssmax.hf.convert(Sam2MaskDecoder(config))

@@ -137,6 +137,43 @@ def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
     assert torch.equal(labels.model(tokens).last_hidden_state, bare(tokens).last_hidden_state)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("options", "s", "b"),
+    [
+        ({}, 0.0, 1.0),
+        ({"init": "anneal", "train_length": 64}, 0.0, 1.0),
+        ({"init": "paper", "train_length": 1024}, 0.1685, None),
+        ({"init": "paper", "train_length": 1024, "bias": True}, 0.1685, 0.0),
+    ],
+)
+def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b, strict):
+    model = randomise(ssmax.hf.convert(build("llama"), **options))
+    ssmax.hf.save_remote_code(model, tmp_path, strict=strict)
+    config = transformers.AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
+    new = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    for layer in new.model.layers:
+        scale = layer.self_attn.ssmax
+        assert scale.scale.tolist() == pytest.approx([s] * 4, abs=1e-4)
+        assert b is None or scale.bias.tolist() == [b] * 4
+
+
+def test_a_new_model_of_an_adopted_s_needs_a_length(tmp_path):
+    from safetensors.torch import save_file
+
+    names = [f"model.layers.{layer}.self_attn.ssmax_scale" for layer in range(2)]
+    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")
+    ssmax.hf.save_remote_code(ssmax.hf.adopt(build("llama"), tmp_path), tmp_path / "out")
+    auto, trusted = transformers.AutoModelForCausalLM, {"trust_remote_code": True}
+    config = transformers.AutoConfig.from_pretrained(tmp_path / "out", **trusted)
+    with pytest.raises(ValueError, match=r"no train_length.* set config.ssmax\['train_length'\]"):
+        auto.from_config(config, **trusted)
+    config.ssmax["train_length"] = 1024
+    scale = auto.from_config(config, **trusted).model.layers[0].self_attn.ssmax.scale
+    assert scale.tolist() == pytest.approx([0.1685] * 4, abs=1e-4)
+    assert auto.from_pretrained(tmp_path / "out", **trusted).config.ssmax["train_length"] is None
+
+
 @pytest.mark.parametrize(
     "auto", ["AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"]
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import OFFLOADED, SHARED, build, inputs_of, randomise, tokens_of
+from tiny_models import GPT2, OFFLOADED, SHARED, build, inputs_of, randomise, tokens_of
 
 import ssmax.hf
 from ssmax.hf.adapter import ssmax_tensors
@@ -298,6 +298,36 @@ def test_an_s_that_nobody_can_read_is_refused(tmp_path):
         ssmax.hf.adopt(build("llama"), tmp_path)
     with pytest.raises(ValueError, match="holds no .safetensors"):
         ssmax.hf.adopt(build("llama"), tmp_path / "nowhere")
+
+
+def test_two_s_for_one_layer_are_refused(tmp_path):
+    base = build("llama")
+    base.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for suffix, value in (("ssmax_scale", 0.3), ("softmax_scaler", 0.9)):
+        weights[f"model.layers.1.self_attn.{suffix}"] = torch.full((4,), value)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"1.self_attn.softmax_scaler and .*1.self_attn.ssmax_sc"):
+        ssmax.hf.adopt(base, tmp_path)
+    assert not hasattr(base.config, "ssmax")
+
+
+def test_what_convert_refuses_is_not_loaded_either(tmp_path):
+    """Eager code that passes the interface by: see test_conversion.py."""
+    model = randomise(ssmax.hf.convert(build("gpt2")))
+    ssmax.hf.save(model, tmp_path / "adapter")
+    model.save_pretrained(tmp_path / "whole")
+    base = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**GPT2, reorder_and_upcast_attn=True)
+    )
+    with pytest.raises(ValueError, match="reorder_and_upcast_attn=False"):
+        ssmax.hf.load(base, tmp_path / "adapter")
+    with pytest.raises(ValueError, match="reorder_and_upcast_attn=False"):
+        ssmax.hf.from_pretrained(tmp_path / "whole", reorder_and_upcast_attn=True)
+    path = tmp_path / "whole" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "reorder_and_upcast_attn": True}))
+    # As the message says.
+    ssmax.hf.from_pretrained(tmp_path / "whole", reorder_and_upcast_attn=False)
 
 
 def test_an_s_without_a_place_leaves_no_trace(tmp_path):

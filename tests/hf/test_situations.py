@@ -132,16 +132,17 @@ def unpadded(run=whole, **options):
 
 
 def packed(bounds=(0, 5, 6, 12), *, by):
-    tokens = tokens_of(1, LENGTH)
-    place = torch.arange(LENGTH)
+    rows = bounds[-1] // LENGTH
+    tokens = tokens_of(rows, LENGTH)
+    place = torch.arange(rows * LENGTH).view(rows, LENGTH)
     ends = torch.tensor(bounds, dtype=torch.int32)
-    documents = torch.searchsorted(ends[1:].long(), place, right=True)[None]
-    positions = place[None] - ends.long()[documents]
+    documents = torch.searchsorted(ends[1:].long(), place, right=True)
+    positions = place - ends.long()[documents]
     inputs = {"input_ids": tokens, "position_ids": positions}
     options = {}
     if by == "cu_seq_lens":
         # Positions that go on, so that the bounds alone tell the documents.
-        inputs["position_ids"] = place[None]
+        inputs["position_ids"] = place
         longest = int(ends.diff().max())
         options = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends,
                    "max_length_q": longest, "max_length_k": longest}  # fmt: skip
@@ -223,7 +224,10 @@ MASKS = {
     for low in (bool, "finfo.min", -1e9, -1e4, -torch.inf, BlockMask)
     for heads in ((5,), (2, 5, 7, 9))
 }
-FLASH_ONLY = {"packed by cu_seq_lens": lambda: packed(by="cu_seq_lens")}
+FLASH_ONLY = {
+    "packed by cu_seq_lens": lambda: packed(by="cu_seq_lens"),
+    "two rows packed by cu_seq_lens": lambda: packed((0, 4, 12, 15, 24), by="cu_seq_lens"),
+}
 SITUATIONS = EVERYWHERE | MASKS | FLASH_ONLY
 
 
@@ -236,9 +240,11 @@ def suits(name, kind):
         return False
     if name not in MASKS:
         return True
-    # Eager code adds what it is given: a mask of booleans would hide nothing.
+    # Eager code and flex add what they are given: a mask of booleans would hide nothing.
     by = {"BlockMask": ("flex_attention",), "bool": ("sdpa",)}
-    return kind in by.get(name.rsplit(" ", 1)[-1], ("eager", "sdpa"))
+    # Of a tensor flex is given the first head's; the test below has this case too.
+    one_head = () if name.startswith("prefixes") else ("flex_attention",)
+    return kind in by.get(name.rsplit(" ", 1)[-1], ("eager", "sdpa", *one_head))
 
 
 CASES = [(name, kind) for name in SITUATIONS for kind in KINDS if suits(name, kind)]
@@ -416,10 +422,14 @@ def test_these_situations_tell_a_wrong_n(monkeypatch, shortcut, situations):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*(("static cache", kind) for kind in KINDS),
+     ("prefixes, hidden by -10000.0", "flex_attention")],
+)  # fmt: skip
 @pytest.mark.parametrize("family", DECODERS)
-def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, kind):
-    """In a static cache: see `suits` for flex."""
+def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, name, kind):
+    """See `suits` for flex."""
     _, (model, _) = models(family, torch.float32 if kind == "eager" else torch.float64)
     model.config._attn_implementation = kind
     compared = []
@@ -429,8 +439,8 @@ def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, kind):
         compared.append(torch.equal(n_BHQ.expand_as(weighed_BHQ), weighed_BHQ))
 
     with hook.audited(audit):
-        SITUATIONS["static cache"]().run(model)
-    assert len(compared) == 8 and all(compared)
+        SITUATIONS[name]().run(model)
+    assert len(compared) in (2, 8) and all(compared)
 
 
 @torch.no_grad()

@@ -112,18 +112,15 @@ def convert(
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
         raise ValueError(_nothing_found(model, layers, attention))
-    _refuse_unreadable(chosen)
     if attention == "all":
         _tell_of_others(model, chosen)
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
     attach(model, record)
-    for module in chosen.values():
-        start(getattr(module, ATTRIBUTE), init)
     return model
 
 
 def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapter") -> None:
-    """Give exactly the layers of a record an ssmax, at the rule's own first values."""
+    """Give exactly the layers of a record an ssmax, at the first values that it tells of."""
     _check_model(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     missing = [name for name in record.layers if name not in known]
@@ -133,6 +130,8 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
             f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
             f"{from_where} is for another model"
         )
+    for name in record.layers:
+        _refuse_unreadable(name, known[name])
     # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
     length = 2 if record.train_length is None else record.train_length
     # The rules that grow in steps are 1 up to the first; without a length they know one.
@@ -147,6 +146,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
     companies = {_place(name): Company() for name in scales}
     for place, (name, scale) in enumerate(scales.items()):
         module = known[name]
+        _start(scale, record.init)
         if record.rule in ("ssmax", "ssmax_bias"):
             scale.company, scale.place = companies[_place(name)], place
         # Its own float32 where the model is narrower.
@@ -194,7 +194,7 @@ def attention_modules(
             yield name, module
 
 
-def start(scale: SSMaxScale, init: str) -> None:
+def _start(scale: SSMaxScale, init: str) -> None:
     """The first values of s and b where they are not the rule's own."""
     with torch.no_grad():
         if scale.rule == "ssmax_bias" and init in ("identity", "anneal"):
@@ -359,14 +359,29 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
     )
 
 
-def _refuse_unreadable(chosen: Mapping[str, nn.Module]) -> None:
-    for name, module in chosen.items():
-        # Shifted windows: -100 is added to the position bias, so that no number means hidden.
-        if type(module).__name__ == "SwinAttention":
-            raise ValueError(
-                f"{name} ({type(module).__name__}) hides keys by a bias of -100, from which n "
-                "cannot be told; leave it out: layers=a function that says False for it"
-            )
+def _refuse_unreadable(name: str, module: nn.Module) -> None:
+    """Where n cannot be told, or a branch of the layer's own code passes the hook by."""
+    what = f"{name} ({type(module).__name__})"
+    leave_out = "leave it out: layers=a function that says False for it"
+    # Shifted windows: -100 is added to the position bias, so that no number means hidden.
+    if type(module).__name__ == "SwinAttention":
+        raise ValueError(
+            f"{what} hides keys by a bias of -100, from which n cannot be told; {leave_out}"
+        )
+    # GPT-2's, and Decision Transformer's copy of it.
+    if getattr(module, "reorder_and_upcast_attn", False):
+        raise ValueError(
+            f"{what} was built with reorder_and_upcast_attn=True: in eager mode it computes "
+            "softmax by code of its own, past Transformers' attention interface, so that s would "
+            "do nothing; load the model with reorder_and_upcast_attn=False, an option of "
+            "from_pretrained and a line of config.json"
+        )
+    # Sam's: what flash attention cannot do is done by SDPA, unasked.
+    if 'ALL_ATTENTION_FUNCTIONS["' in _source(type(module).forward):
+        raise ValueError(
+            f"{what} falls back from flash attention to SDPA past Transformers' attention "
+            f"interface, so that s would do nothing there; {leave_out}"
+        )
 
 
 def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:

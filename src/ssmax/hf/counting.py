@@ -23,6 +23,8 @@ _ENGINES = ("vllm", "tgi", "sglang")
 # An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
 # is 0 from -104 on in float32: what is meant to be seen is never as low as this.
 _HIDDEN = -5e3
+# Kernels that add what they are given, where SDPA would take booleans for what is seen.
+_ADDING = ("eager", "flex")
 # Where a mask remembers its counts.
 _COUNTED = "_ssmax_num_keys"
 
@@ -54,6 +56,8 @@ def known_keys(
     if kind == "flash":
         is_plain = options.get("sliding_window") is None and options.get("cu_seq_lens_k") is None
         return keys if queries == 1 and is_plain else None
+    if _own_mask(kind, module, queries, keys, options) is not None:
+        return None
     # Without a mask eager code hides nothing, and SDPA is causal from the upper left.
     if kind == "eager" or queries == 1 or not _is_causal(module, options):
         return keys
@@ -78,9 +82,21 @@ def visible_keys(
     options: Mapping[str, Any],
 ) -> Tensor:
     """(Q,), (B, Q) or, where heads differ, (B, H, Q): at least 1."""
+    if kind in _ADDING and isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        raise ValueError(
+            f"{kind} attention adds its mask to the logits, so that booleans hide nothing, and was "
+            f"given a mask of them, {tuple(mask.shape)}; give 0 where a key is seen and "
+            "torch.finfo(model.dtype).min where it is hidden, or use sdpa"
+        )
+    own = _own_mask(kind, module, query_BHQD.shape[2], key_BGKD.shape[2], options)
+    if own is not None:
+        mask = own if mask is None else own & _seen(mask[..., : key_BGKD.shape[2]])
     if kind == "flex" and not isinstance(mask, Tensor):
         return _of_block_mask(mask, query_BHQD, key_BGKD).clamp_min(1)
     if isinstance(mask, Tensor) and mask.dim() == 4:
+        # Transformers gives FlexAttention the first head's for all.
+        if kind == "flex" and mask.shape[1] > 1:
+            mask = mask[:, :1]
         # A paged cache joins the keys later: its mask is over all of them.
         is_joined_later = options.get("cache") is not None
         length = mask.shape[-1] if is_joined_later else min(key_BGKD.shape[2], mask.shape[-1])
@@ -100,13 +116,32 @@ def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     if known is not None and known[:2] == (mask_BHQK._version, length):
         return known[2]
     mask = mask_BHQK[..., :length]
-    seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
-    counts_BHQ = seen.sum(-1)
+    counts_BHQ = _seen(mask).sum(-1)
     counts = counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
     counts = counts.clamp_min(1)
     if remembers:
         setattr(mask_BHQK, _COUNTED, (mask_BHQK._version, length, counts))
     return counts
+
+
+def _seen(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > _HIDDEN
+
+
+def _own_mask(
+    kind: Kind, module: nn.Module, queries: int, keys: int, options: Mapping[str, Any]
+) -> Tensor | None:
+    """(1, 1, Q, K): what GPT-2's eager code of Transformers 5.1 hides besides, by its own table.
+
+    None where there is none: in later versions, in cross attention, and behind a paged cache, which
+    has eager code of its own.
+    """
+    table = module._buffers.get("bias") if kind == "eager" and queries > 1 else None
+    if table is None or table.dim() != 4 or table.dtype != torch.bool:
+        return None
+    if getattr(module, "is_cross_attention", False) or options.get("cache") is not None:
+        return None
+    return table[:, :, keys - queries : keys, :keys]
 
 
 def is_traced() -> bool:
@@ -159,13 +194,13 @@ def _of_flash(
         rank = real_BK.cumsum(-1)[:, -queries:]
         total = real_BK.sum(-1, keepdim=True).expand(-1, queries)
     elif bounds is not None:
-        rank, total = _in_documents(*bounds, queries, query.device)
+        rank, total = _in_documents(*bounds, query)
     elif _restarts(positions, query):
         assert isinstance(positions, Tensor)
         starts = (positions == positions.min()).flatten().nonzero().flatten()
         end = torch.tensor([queries], device=starts.device)
         places = torch.cat((starts, end))
-        rank, total = _in_documents(places, places, queries, query.device)
+        rank, total = _in_documents(places, places, query)
     else:
         rank = torch.arange(keys - queries + 1, keys + 1, device=query.device)
         total = torch.full_like(rank, keys)
@@ -241,18 +276,21 @@ def _bounds(options: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
     return bounds_q, bounds_k
 
 
-def _in_documents(
-    bounds_q: Tensor, bounds_k: Tensor, queries: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Rank and number of keys of every query of a row of documents, aligned at their ends."""
-    place = torch.arange(queries, device=device)
+def _in_documents(bounds_q: Tensor, bounds_k: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, Q) each: rank and number of keys of every query, aligned at the ends of its document.
+
+    Bounds go through all rows of a batch, one behind the other.
+    """
+    batch, _, queries, _ = query.shape
+    device = query.device
+    place = torch.arange(batch * queries, device=device)
     document = torch.searchsorted(bounds_q[1:].to(device).long().contiguous(), place, right=True)
     document = document.clamp_max(bounds_q.shape[0] - 2)
     starts_q, ends_q = (bounds_q.to(device).long()[document + i] for i in (0, 1))
     starts_k, ends_k = (bounds_k.to(device).long()[document + i] for i in (0, 1))
     keys = ends_k - starts_k
     rank = keys - (ends_q - starts_q) + (place - starts_q) + 1
-    return rank.unsqueeze(0), keys.unsqueeze(0)
+    return rank.view(batch, queries), keys.view(batch, queries)
 
 
 def _in_window(rank: Tensor, total: Tensor, window: int) -> Tensor:

@@ -77,6 +77,7 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
     check_unconverted(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     renamed: dict[str, Tensor] = {}
+    origins: dict[str, str] = {}
     with whole_files(folder):
         found = find(Path(folder))
     for name, tensor in found.items():
@@ -89,6 +90,12 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
             raise ValueError(
                 f"{folder} holds {name}, but the model has no attention layer {owner!r}"
             )
+        if places[0] in origins:
+            raise ValueError(
+                f"{folder} holds {origins[places[0]]} and {name}, two s for one layer; remove the "
+                "one that the model was not trained with"
+            )
+        origins[places[0]] = name
         renamed[f"{places[0]}.{ATTRIBUTE}.scale"] = tensor.flatten().float()
     if not renamed:
         names = ", ".join(one.suffix for one in DIALECTS)

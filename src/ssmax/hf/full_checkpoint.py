@@ -9,6 +9,7 @@ from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
 from ssmax.hf.conversion import KEY, Conversion, attach, device_of, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import check_source, whole_files
+from ssmax.nn import RULES
 
 TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
 """Before the model's type and the names of its classes, in remote code."""
@@ -44,6 +45,24 @@ class Converted:
         ]  # fmt: skip
         record = Conversion.from_dict({**values, "layers": layers})
         attach(self, record, from_where=f"the {KEY!r} of its config")
+
+    @classmethod
+    def _from_config(cls, config: Any, **options: Any) -> Any:
+        """As Transformers', without weights; an s that came from elsewhere has no first value."""
+        record = Conversion.from_dict(getattr(config, KEY))
+        if (
+            record.init == "paper"
+            and record.train_length is None
+            and RULES[record.rule].needs_length
+        ):
+            raise ValueError(
+                f"this config tells of no train_length, since the s of its model was another's "
+                f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
+                "['train_length'] to the length that the model will be trained at"
+            )
+        return super()._from_config(  # pyright: ignore[reportAttributeAccessIssue]
+            config, **options
+        )
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:

@@ -2,7 +2,8 @@
 
 import inspect
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,8 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     model.eval()
     try:
         shown = _inputs(model, 0) if inputs is None else inputs
-        reached = _compare(model, names, shown, 0)
+        with _calls(names) as called:
+            reached = _compare(model, names, shown, 0)
         padded = inputs is None and _takes_mask(model)
         if padded:
             _compare(model, names, _inputs(model, PADDING), PADDING)
@@ -73,11 +75,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     if inputs is None:
         missed = [name for name in missed if not in_tower(name)]
     if missed:
-        raise ValueError(
-            f"{len(missed)} of {len(names)} converted layers were not reached, such as "
-            f"{missed[0]!r}: their attention does not go through Transformers' interface"
-            + ("" if inputs is None else ", or these inputs do not lead there")
-        )
+        raise ValueError(_why_missed(missed, called, len(names), inputs))
     tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
 
@@ -86,6 +84,38 @@ def _is_ours(error: Exception) -> bool:
     """True for what was found out about the model; its own code may raise a ValueError too."""
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     return isinstance(error, ValueError) and frame.f_globals["__name__"].startswith("ssmax.")
+
+
+@contextmanager
+def _calls(names: Mapping[nn.Module, str]) -> Iterator[set[str]]:
+    """The layers that are called meanwhile, wherever their attention is computed."""
+    called: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for module, name in names.items()
+    ]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _why_missed(
+    missed: Sequence[str], called: set[str], layers: int, inputs: Mapping[str, Any] | None
+) -> str:
+    past = [name for name in missed if name in called]
+    if past:
+        return (
+            f"{len(past)} of {layers} converted layers were not reached, such as {past[0]!r}: "
+            "their attention does not go through Transformers' interface"
+        )
+    what = "tokens alone do" if inputs is None else "these inputs do"
+    return (
+        f"{len(missed)} of {layers} converted layers were not run, such as {missed[0]!r}: {what} "
+        "not lead there; pass inputs= that do (cross attention waits for encoder_hidden_states), "
+        "or convert the model without them (attention='self', or layers=a function)"
+    )
 
 
 def _no_tokens(model: nn.Module, error: Exception) -> str:

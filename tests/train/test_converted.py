@@ -284,7 +284,9 @@ BAD = {
     "llama-identity --set model.ssmax_lr=0": "model.ssmax_lr must be positive",
     "llama-identity --set switch.rule=probe": "switch.rule is for the paper's model",
     "llama-identity --set run.record=true": "run.record is for the paper's model",
-    "llama-identity --resume": "is no run",
+    "llama-identity --questions hidden": "hidden questions are about the text of a run",
+    "llama-identity --questions invented+hidden:7": "hidden questions are about the text of a run",
+    "llama-identity --resume": "nothing to go on with; leave --resume out to begin one",
     "llama-clamp --only-ssmax": "has nothing that could learn",
     "bert": "does not predict the next token",
 }

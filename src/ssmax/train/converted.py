@@ -28,7 +28,15 @@ from ssmax.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from ssmax.train.finetuning import INVENTED, VALIDATION_ROWS, Rows, encoded_questions, question_rows
+from ssmax.train.finetuning import (
+    INVENTED,
+    VALIDATION_ROWS,
+    Rows,
+    encoded_questions,
+    hidden_digits,
+    question_rows,
+    sources,
+)
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
 from ssmax.train.parallel import spread, whole
@@ -195,6 +203,11 @@ def finetune_converted(
     changes = dict(changes or {})
     if data is not None and questions is not None:
         raise ValueError("text and questions are two runs; give --data or --questions")
+    if any(hidden_digits(source) is not None for source in sources(questions or INVENTED)):
+        raise ValueError(
+            "hidden questions are about the text of a run, which a converted model does not have; "
+            "give --questions invented or a file in SQuAD's format, or text with --data"
+        )
     before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base

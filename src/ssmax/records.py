@@ -40,9 +40,13 @@ class Provenance:
     """Day in UTC, ISO 8601."""
     piece: str = ""
     """What was made side by side on one machine, of a study made in pieces."""
+    model: str = ""
+    """A hash of what was measured, where its name may come to be another's."""
 
     @classmethod
-    def here(cls, *, config: Mapping[str, Any], device: str, seed: int) -> "Provenance":
+    def here(
+        cls, *, config: Mapping[str, Any], device: str, seed: int, model: str = ""
+    ) -> "Provenance":
         """The provenance of a number made now, by this checkout, on this machine."""
         return cls(
             commit=_commit(),
@@ -52,6 +56,7 @@ class Provenance:
             seed=seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             piece=os.environ.get(PIECE_VARIABLE, ""),
+            model=model,
         )
 
 
@@ -222,8 +227,8 @@ def _flat(row: BenchmarkRow) -> dict[str, Any]:
     flat = dataclasses.asdict(row)
     provenance = flat.pop("provenance")
     versions = provenance.pop("versions")
-    # Timings are compared within one run of a benchmark, which is a piece by itself.
-    del provenance["piece"]
+    # Timings are compared within one run of a benchmark, which is a piece by itself; of no model.
+    del provenance["piece"], provenance["model"]
     return {**flat, **provenance, **versions}
 
 

@@ -110,6 +110,9 @@ def test_from_text_to_an_answer(home, capsys):
     assert "done, 4 steps" in capsys.readouterr().out
     assert app.run(["finetune", "runs/quick-b", *SHORT, "--config", "temperature"]) == 0
     assert "runs/quick-b-temperature-qa: done" in capsys.readouterr().out
+    assert app.run(["finetune", "runs/quick-b", "--name", "never", "--resume"]) == 2
+    assert "runs/never is no run" in (told := capsys.readouterr().err)
+    assert "leave --resume out to begin one" in told
     assert app.run(["generate", "runs/quick-b", "beer", "--max-new-tokens", "4"]) == 0
     assert capsys.readouterr().out.startswith("beer")
     options = ["--temperature", "1", "--top-k", "5", "--max-new-tokens", "2", "--theta", "500000"]
@@ -155,6 +158,7 @@ BAD = [
     ("pretrain --data tokens --file nowhere.toml", "there is no file nowhere.toml"),
     ("pretrain --data tokens --device tpu", "device must be cpu or cuda, got 'tpu'"),
     ("pretrain --resume", "runs/quick-b is no run"),
+    ("pretrain --resume --name x", "leave --resume out to begin one"),
     ("finetune nowhere", "nowhere is no run"),
     ("finetune", "RUN"),
     ("generate nowhere hello", "nowhere is no run"),

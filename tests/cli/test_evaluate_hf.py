@@ -1,6 +1,7 @@
 """Models of Hugging Face, measured from the command line, before and after conversion."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -176,21 +177,90 @@ def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, m
     assert not (home / "results").exists()
 
 
-@pytest.mark.parametrize("changed", ["s of an adapter", "weights"])
-def test_a_model_that_was_trained_on_is_measured_anew(home, changed):
-    """Its answers are not those that the same folder gave before."""
-    typed = "evaluate needle --hf base --adapter adapter --tokenizer bytes --data tokens/train"
-    typed += " --length 150 --depths 1 --trials 2 --digits 3"
-    assert app.run(typed.split()) == 0
-    if changed == "weights":
-        model = transformers.LlamaForCausalLM.from_pretrained("base")
-        with torch.no_grad():
-            model.lm_head.weight.neg_()
-        model.save_pretrained("base")
-    else:
-        model = transformers.LlamaForCausalLM.from_pretrained("base")
-        ssmax.hf.save(ssmax.hf.convert(model), "adapter")
-    before = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
-    assert app.run(typed.split()) == 0
-    after = {one.provenance.config_hash for one in records(home, "needle")["base+adapter"]}
-    assert len(before) == 1 and len(after) == 2
+FADING = "evaluate fading --tokenizer bytes --data tokens/train --length 100 --documents 2"
+
+
+def test_what_was_tuned_is_called_by_its_run(home):
+    for source, run in (("base", "one"), ("same", "two")):
+        shutil.copytree(source, f"runs/{run}/model")
+        (home / "runs" / run / "config.json").write_text("{}")
+    assert app.run([*FADING.split(), "--hf", "runs/one/model", "--hf", "runs/two/model"]) == 0
+    assert list(records(home, "fading")) == ["one", "two"]
+    # A folder of that name which is no run's has no other.
+    shutil.copytree("base", "model")
+    assert app.run([*FADING.split(), "--hf", "model"]) == 0
+    assert list(records(home, "fading")) == ["one", "two", "model"]
+
+
+def test_the_table_shows_what_was_asked_for_and_the_page_says_what_else_it_has(home, capsys):
+    assert app.run([*FADING.split(), "--hf", "base"]) == 0
+    assert f"the page: {home}" in capsys.readouterr().out
+    assert app.run([*FADING.split(), "--hf", "same"]) == 0
+    out = capsys.readouterr().out
+    (titles,) = [line for line in out.split("\n\n")[-2].splitlines() if "n = " not in line]
+    assert titles.split() == ["same"]
+    assert f"the page, with base from earlier commands: {home}" in out
+    page = (home / "results" / "side-by-side.html").read_text()
+    assert '<th scope="col">base</th>' in page and '<th scope="col">same</th>' in page
+
+
+def trained_on(folder):
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    model.save_pretrained(folder)
+
+
+def another_s(folder):
+    model = transformers.LlamaForCausalLM.from_pretrained("base")
+    ssmax.hf.save(ssmax.hf.convert(model), folder)
+
+
+def clamped(folder):
+    """The same weights: what tells them apart is in the config."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    ssmax.hf.convert(model, init="clamp", train_length=8).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "change"),
+    [
+        ("--hf base", "--hf base", lambda: trained_on("base")),
+        ("--hf base", "--hf other/base", lambda: trained_on("other/base")),
+        ("--hf base", "--hf other/base", lambda: clamped("other/base")),
+        (
+            "--hf base --adapter adapter",
+            "--hf base --adapter adapter",
+            lambda: another_s("adapter"),
+        ),
+    ],
+    ids=["trained on", "of the same name", "of the same weights", "another s"],
+)
+def test_two_models_never_share_a_column(home, capsys, first, second, change):
+    shutil.copytree("base", "other/base")
+    assert app.run([*FADING.split(), *first.split()]) == 0
+    # It is the model that counts, not where it is.
+    assert app.run([*FADING.split(), *first.replace("base", "other/base").split()]) == 0
+    before = records(home, "fading")
+    change()
+    capsys.readouterr()
+    assert app.run([*FADING.split(), *second.split()]) == 2
+    name = "base+adapter" if "adapter" in second else "base"
+    said = capsys.readouterr().err
+    assert f"another model that is called {name!r}" in said and "--results another folder" in said
+    assert records(home, "fading")[name] == before[name]
+    assert app.run([*FADING.split(), *second.split(), "--results", "new"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [("same", "same is converted already, so that adapter cannot go with it"),
+     ("gpt2", "adapter is an adapter for llama, gpt2 is of the family gpt2")],
+)  # fmt: skip
+def test_an_adapter_is_refused_before_its_base_is_measured(home, capsys, base, message):
+    config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300)
+    transformers.GPT2LMHeadModel(config).save_pretrained("gpt2")
+    capsys.readouterr()
+    assert app.run([*FADING.split(), "--hf", base, "--adapter", "adapter"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (home / "results").exists()

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+import transformers
 from small_native import native
 from tiny_models import build, randomise
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ssmax.hf
 from ssmax.cli import app
@@ -46,6 +48,24 @@ def test_json_is_one_object(run, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == 200 and found["same_choice"] == 1.0
     assert ssmax.hf.from_pretrained(tmp_path / "out").config.ssmax["rule"] == "ssmax"
+
+
+def test_a_strict_form_is_exported_and_served_without_a_question(tmp_path, monkeypatch, capfd):
+    from ssmax.cli.serve import load_served
+
+    strict = tmp_path / "strict"
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), strict, strict=True)
+    (strict / "modeling_ssmax.py").write_text("raise SystemExit('run')")
+    words = Tokenizer(models.WordLevel({str(number): number for number in range(99)}, "1"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(strict)
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "n")
+    capfd.readouterr()
+    typed = ["export", str(strict), str(tmp_path / "out"), "--to", "hf", "--check-tokens", "20"]
+    assert app.run(typed) == 0
+    load_served(strict, None, "cpu")
+    assert not asked and "instantiate" not in capfd.readouterr().err
 
 
 def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):

@@ -298,6 +298,11 @@ def test_the_command_line_writes_remote_code(tmp_path, capsys):
     assert app.run([*typed[:2], str(tmp_path / "mild"), "--remote-code"]) == 0
     config = json.loads((tmp_path / "mild" / "config.json").read_text())
     assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
+    for form in ("out", "mild"):
+        capsys.readouterr()
+        assert app.run(["convert", str(tmp_path / form), str(tmp_path / "twice")]) == 2
+        wanted = f"{tmp_path / form} is converted already; load it with ssmax.hf.from_pretrained"
+        assert wanted in capsys.readouterr().err
 
 
 def test_the_file_is_our_own_lines(tmp_path):

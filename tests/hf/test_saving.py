@@ -361,14 +361,99 @@ def test_the_command_line_converts(tmp_path, capsys):
     ssmax.hf.load(build("llama"), tmp_path / "adapter")
     for more, message in (
         ([str(tmp_path / "whole")], "is not an empty folder"),
-        ([str(tmp_path / "x"), "--init", "paper"], "needs train_length"),
-        ([str(tmp_path / "x"), "--rule", "x"], "rule must be one of"),
+        ([str(tmp_path / "x"), "--layers", "all", "--attention", "cross"], "--attention must be"),
     ):
         assert app.run([*typed, *more]) == 2
         assert message in capsys.readouterr().err
     assert app.run(["convert", str(tmp_path / "nowhere"), str(tmp_path / "x")]) == 2
     assert "cannot be loaded" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+# What is typed, and what the one line must say, in the words of the command line.
+WRONG_CHOICE = {
+    "--init zero": "--init must be one of identity, paper, anneal, clamp, got 'zero'",
+    "--rule x": "--rule must be one of softmax, temperature, ssmax",
+    "--layers some": "--layers must be one of full, all, got 'some'",
+    "--attention cross": "--attention must be one of self, all, got 'cross'",
+    "--init paper": "--rule ssmax with --init paper needs --train-length, the length that the "
+    "model was trained at (not max_position_embeddings, which may be longer); for example "
+    "--train-length 4096",
+    "--train-length 1": "--train-length must be a whole number of at least 2 tokens, got 1",
+    "--no-bias": "--init identity needs the bias",
+    "--init clamp --train-length 8 --bias": "--init clamp learns nothing, so --bias has no place",
+    "--rule temperature --no-bias": "--no-bias belongs to --rule ssmax, not to 'temperature'",
+    "--rule sqrt_log --train-length 8": "--rule sqrt_log does not start where softmax is; pass "
+    "--init paper",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG_CHOICE)
+def test_the_command_line_refuses_a_choice_before_it_reads_weights(tmp_path, capsys, typed):
+    from ssmax.cli import app
+
+    build("llama").save_pretrained(tmp_path / "base")
+    os.truncate(tmp_path / "base" / "model.safetensors", 1000)
+    capsys.readouterr()
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "x"), *typed.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert WRONG_CHOICE[typed] in line
+
+
+def test_the_command_line_names_its_options_where_no_layer_is_left(tmp_path, capsys):
+    from ssmax.cli import app
+
+    build("mistral").save_pretrained(tmp_path / "base")
+    assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert "for --layers full, --attention self" in said
+    assert "try --layers all or --attention all" in said
+
+
+def test_what_a_models_inputs_are_made_with_goes_with_it(tmp_path):
+    """As it was, whatever it is: no package for pictures is needed, and no code is run."""
+    from ssmax.cli import app
+
+    base, out = tmp_path / "base", tmp_path / "out"
+    build("llama").save_pretrained(base)
+    transformers.WhisperFeatureExtractor().save_pretrained(base)
+    own_code = {"auto_map": {"AutoProcessor": "theirs.Theirs"}}
+    written = {
+        "processor_config.json": json.dumps(own_code),
+        "video_preprocessor_config.json": '{"size": 8}',
+        "chat_template.json": '{"chat_template": "{{ messages }}"}',
+        "chat_template.jinja": "{{ messages }}",
+        "additional_chat_templates/tools.jinja": "{{ tools }}",
+        "qformer_tokenizer/tokenizer_config.json": "{}",
+        "theirs.py": "raise SystemExit('run')",
+    }
+    for name, text in written.items():
+        (base / name).parent.mkdir(exist_ok=True)
+        (base / name).write_text(text)
+    assert app.run(["convert", str(base), str(out)]) == 0
+    for name in [*written, "preprocessor_config.json"]:
+        if name != "theirs.py":
+            assert (out / name).read_bytes() == (base / name).read_bytes(), name
+    assert not (out / "theirs.py").exists()
+    assert transformers.AutoFeatureExtractor.from_pretrained(out).feature_size == 80
+
+
+def test_inputs_of_a_model_of_the_hub_are_copied_from_there(tmp_path, monkeypatch):
+    from ssmax.hf.inputs import copy_inputs
+
+    home = tmp_path / "hub" / "models--theirs--model"
+    snapshot = home / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0" * 40)
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    (snapshot / "preprocessor_config.json").write_text("{}")
+    for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
+        value = True if name == "HF_HUB_OFFLINE" else str(tmp_path / "hub")
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+    (tmp_path / "out").mkdir()
+    copy_inputs("theirs/model", tmp_path / "out", transformers.LlamaConfig())
+    assert (tmp_path / "out" / "preprocessor_config.json").read_text() == "{}"
 
 
 def test_the_command_line_converts_what_it_cannot_verify_and_says_so(tmp_path, capsys):

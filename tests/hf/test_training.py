@@ -252,6 +252,22 @@ def test_lora_beside_s(tmp_path):
     ssmax.hf.convert(ssmax.hf.revert(merged))
 
 
+def test_of_pefts_copies_of_s_the_one_in_use_alone_learns():
+    """DDP waits in vain for the gradient of any other."""
+    model = lora(base())
+    config = model.peft_config["default"]
+    model.add_adapter("other", config)
+    for active in ("default", "other"):
+        model.set_adapter(active)
+        ssmax.hf.freeze_all_but_ssmax(model)
+        learning = {name for name, one in model.named_parameters() if one.requires_grad}
+        assert len(learning) == 4
+        assert all(f".ssmax.modules_to_save.{active}." in name for name in learning)
+        model.zero_grad()
+        got = {name for name, gradient in gradients(model).items() if gradient is not None}
+        assert got == learning
+
+
 def test_peft_loads_softmax_onto_an_unconverted_base_and_verify_tells(tmp_path):
     """PEFT passes by what it has no place for, so that nothing in its files could refuse."""
     lora(base()).save_pretrained(tmp_path)

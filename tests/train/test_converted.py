@@ -130,6 +130,23 @@ def test_a_run_leaves_a_model_that_learnt(models, tmp_path, capsys):
     assert json.loads((run / "config.json").read_text())["data"]["questions"] == "invented"
 
 
+def test_a_strict_form_is_tuned_without_a_question(models, tmp_path, monkeypatch, capfd):
+    """Nor is its code run, which Transformers asks to be allowed where it is not told."""
+    source = tmp_path / "strict"
+    assert app.run(["convert", str(models / "llama"), str(source), "--strict"]) == 0
+    (source / "modeling_ssmax.py").write_text("raise SystemExit('run')")
+    (source / "preprocessor_config.json").write_text("{}")
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "n")
+    capfd.readouterr()
+    tune(source, tmp_path / "run")
+    assert not asked and "instantiate" not in capfd.readouterr().err
+    written = {path.name for path in (tmp_path / "run" / "model").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"} <= written
+    assert "modeling_ssmax.py" not in written
+    assert tf.AutoTokenizer.from_pretrained(tmp_path / "run" / "model").eos_token == "<|endoftext|>"
+
+
 def test_frozen_but_for_s_nothing_else_moves_nor_is_kept(models, tmp_path):
     tune(models / "llama-identity", tmp_path / "run", {"model.only_ssmax": True})
     before = ssmax.hf.from_pretrained(models / "llama-identity").state_dict()
@@ -267,7 +284,9 @@ BAD = {
     "llama-identity --set model.ssmax_lr=0": "model.ssmax_lr must be positive",
     "llama-identity --set switch.rule=probe": "switch.rule is for the paper's model",
     "llama-identity --set run.record=true": "run.record is for the paper's model",
-    "llama-identity --resume": "is no run",
+    "llama-identity --questions hidden": "hidden questions are about the text of a run",
+    "llama-identity --questions invented+hidden:7": "hidden questions are about the text of a run",
+    "llama-identity --resume": "nothing to go on with; leave --resume out to begin one",
     "llama-clamp --only-ssmax": "has nothing that could learn",
     "bert": "does not predict the next token",
 }

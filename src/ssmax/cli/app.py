@@ -507,7 +507,8 @@ def finetune(
         str | None,
         typer.Option(
             help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
-            "several joined by +. By default hidden for quick runs, else invented."
+            "several joined by +. With --hf one file, or invented. By default hidden for quick "
+            "runs, else invented."
         ),
     ] = None,
     config: Annotated[

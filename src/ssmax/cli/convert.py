@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
-import shutil
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
-from ssmax.data.tokenizer import FILE
 from ssmax.tiny import run_folder
 from ssmax.train.journal import JOURNAL
+
+_ARGUMENT = re.compile(r"\b(rule|init|layers|attention|bias|train_length)=(?:'(\w+)'|(\w+))")
 
 
 def convert_shown(
@@ -30,7 +33,9 @@ def convert_shown(
     """Load, convert, verify, save; say what was done."""
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
+    from ssmax.hf.conversion import check_choice
     from ssmax.hf.full_checkpoint import CLASS_PREFIX
+    from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.sources import check_source
     from ssmax.hf.verification import UnverifiedError
 
@@ -43,12 +48,17 @@ def convert_shown(
         raise ValueError(
             f"{source} is a run; ssmax export {source} OUT --to hf makes a Hugging Face model of it"
         )
+    # All that can be told before weights are read, which may take minutes.
+    _check_names(rule=rule, init=init, layers=layers, attention=attention)
+    with _named_as_options():
+        check_choice(rule, init, train_length, bias)
     check_source(source, of_an_adapter="give that model itself to ssmax convert")
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
     if not hasattr(model.config, "ssmax"):
         choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-        ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+        with _named_as_options():
+            ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
     elif not as_json:
         print(f"{source} carries an s, which is kept; the options that choose one are not used")
     unverified, about = "", {"layers": len(model.config.ssmax["layers"])}
@@ -73,7 +83,7 @@ def convert_shown(
         model.save_pretrained(out)
         how = f"ssmax.hf.from_pretrained({str(out)!r})"
     if not adapter:
-        copy_tokenizer(transformers, source, out)
+        copy_inputs(source, out, model.config)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:
@@ -89,35 +99,47 @@ def convert_shown(
     print(f"{out}: load it with {how}")
 
 
+def _check_names(**chosen: str) -> None:
+    from ssmax.hf.conversion import ATTENTIONS, INITS, LAYERS
+    from ssmax.nn import RULES
+
+    known = {"rule": tuple(RULES), "init": INITS, "layers": LAYERS, "attention": ATTENTIONS}
+    for name, value in chosen.items():
+        if value not in known[name]:
+            raise ValueError(f"--{name} must be one of {', '.join(known[name])}, got {value!r}")
+
+
+@contextmanager
+def _named_as_options() -> Iterator[None]:
+    """Within it, an error names arguments as the command line does."""
+    try:
+        yield
+    except ValueError as error:
+        words = _ARGUMENT.sub(_option, str(error))
+        raise ValueError(words.replace("train_length", "--train-length")) from None
+
+
+def _option(argument: re.Match[str]) -> str:
+    name, word, number = argument.groups()
+    if name == "bias":
+        return "--bias" if number == "True" else "--no-bias"
+    return f"--{name.replace('_', '-')} {word or number}"
+
+
 def _load(transformers: Any, source: str) -> Any:
+    from ssmax.hf.conversion import KEY
     from ssmax.hf.foreign import load_with_s
-    from ssmax.hf.sources import not_loaded
+    from ssmax.hf.sources import converted_already, no_code_run, not_loaded
 
     try:
-        # Not left open: Transformers would ask on the terminal, and wait.
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        values, _ = transformers.PretrainedConfig.get_config_dict(source)
+        if KEY in values:
+            raise converted_already(source)
+        with no_code_run(source):
+            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         names = config.architectures or []
         kind = getattr(transformers, names[0], None) if names else None
         kind = kind or transformers.AutoModelForCausalLM
         return load_with_s(kind, source, dtype="auto")
     except OSError as error:
         raise not_loaded(source, error) from None
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
-        raise ValueError(
-            f"{source!r} brings code of its own, which is not run here; load it with "
-            "trust_remote_code=True, then ssmax.hf.convert and ssmax.hf.save"
-        ) from None
-
-
-def copy_tokenizer(transformers: Any, source: str, out: Path) -> None:
-    """Where there is one."""
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError, TypeError):
-        return
-    tokenizer.save_pretrained(out)
-    if (Path(source) / FILE).is_file():
-        # As it was: tokens that were prepared with it are known by its bytes.
-        shutil.copyfile(Path(source) / FILE, out / FILE)

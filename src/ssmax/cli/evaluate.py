@@ -11,6 +11,7 @@ from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.hf.adapter import CONFIG as ADAPTER
+from ssmax.hf.adapter import check_base
 from ssmax.records import to_json_line
 from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax.study.measurement import Measurement
@@ -90,8 +91,9 @@ class Models:
         if len(set(names)) < len(names):
             raise ValueError(f"two models are called {max(names, key=names.count)!r}; rename one")
         # Before its tokenizer is missed, and before another is measured for hours.
-        for source in self.hf:
-            causal_config(source)
+        configs = [causal_config(source) for source in self.hf]
+        if self.adapter is not None:
+            check_base(self.adapter, self.hf[0], configs[0])
         tokenizer = self.tokenizer or hf_tokenizer(self.hf[0])
         for source in self.hf[1:]:
             check_same_tokens(source, tokenizer)
@@ -108,21 +110,25 @@ class Models:
 
     def each(self, measure: Callable[[Measurement], None]) -> None:
         """Measure them all; several are then shown beside each other."""
+        measured = []
         for here in self.measurements():
             if self.hf and not self.as_json:
                 print(here.run)
             measure(here)
+            measured.append(here.run)
         if self.hf and not self.as_json:
-            show_side_by_side(self.results)
+            show_side_by_side(self.results, measured)
 
 
-def show_side_by_side(results: Path) -> None:
-    """The table of all that a folder of results holds, and its page."""
-    from ssmax.report.side_by_side import text_table, write_side_by_side
+def show_side_by_side(results: Path, runs: Sequence[str]) -> None:
+    """The table of these, and the page of all that a folder of results holds."""
+    from ssmax.report.side_by_side import SideBySide, text_table, write_side_by_side
 
     found, page = write_side_by_side(results)
-    print("\n" + "\n".join(text_table(found)))
-    print(f"\nthe page: {page.resolve()}")
+    print("\n" + "\n".join(text_table(SideBySide(results, runs))))
+    others = [run for run in found.runs if run not in runs]
+    beside = f", with {', '.join(others)} from earlier commands" if others else ""
+    print(f"\nthe page{beside}: {page.resolve()}")
 
 
 def everything(

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from ssmax._extras import require
-from ssmax.cli.convert import copy_tokenizer
 from ssmax.lm import LM, load_lm
 from ssmax.lm.checkpoint import CONFIG, FORMAT
 from ssmax.serve.exporting import Exported, export
@@ -67,9 +65,9 @@ def export_shown(
     line.close()
     if to in ("hf", "ministral") and not isinstance(found.model, LM):
         # Beside its tokenizer.json, what Transformers keeps: special tokens, the chat's template.
-        copy_tokenizer(
-            require("transformers", extra="hf", purpose="ssmax export"), str(source), out
-        )
+        from ssmax.hf.inputs import copy_inputs
+
+        copy_inputs(source, out, found.model.config)
     if as_json:
         about = dataclasses.asdict(done.agreement)
         print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
@@ -105,14 +103,14 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _converted(folder: Path, keeps_dtype: bool) -> Source:
-    transformers = require("transformers", extra="hf", purpose="ssmax export")
     import ssmax.hf
+    from ssmax.hf.inputs import own_tokenizer
 
     model = ssmax.hf.from_pretrained(folder, dtype="auto" if keeps_dtype else torch.float32)
     path = folder / "tokenizer.json"
     if not path.is_file():
         return Source(model=model, encode=None, tokenizer=None)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = own_tokenizer(folder, model.config)
     return Source(
         model=model,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False),

@@ -105,7 +105,8 @@ def load_served(
         model = load_source(folder, keeps_dtype=True).model
         size = model.config.vocab_size
     is_run = "model_type" not in values and values.get("format") != FORMAT
-    language = _language(folder, tokenizer, ends, is_run=is_run)
+    config = model.config if "model_type" in values else None
+    language = _language(folder, tokenizer, ends, config=config, is_run=is_run)
     if language.size > size:
         raise ValueError(
             f"the tokenizer has {language.size:,} tokens, the model {size:,}; give the model's own"
@@ -114,7 +115,12 @@ def load_served(
 
 
 def _language(
-    folder: Path, tokenizer: str | None, ends: Any = (), *, is_run: bool = False
+    folder: Path,
+    tokenizer: str | None,
+    ends: Any = (),
+    *,
+    config: Any = None,
+    is_run: bool = False,
 ) -> Language:
     if tokenizer is not None:
         return plain_language(load_tokenizer(tokenizer), ends)
@@ -123,8 +129,9 @@ def _language(
 
         return plain_language(load_run_tokenizer(folder))
     if (folder / "tokenizer_config.json").is_file():
-        transformers = require("transformers", extra="hf", purpose="this model's tokenizer")
-        return transformers_language(transformers.AutoTokenizer.from_pretrained(folder), ends)
+        from ssmax.hf.inputs import own_tokenizer
+
+        return transformers_language(own_tokenizer(folder, config), ends)
     if (folder / FILE).is_file():
         return plain_language(load_tokenizer(str(folder)), ends)
     raise ValueError(

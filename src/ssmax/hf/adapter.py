@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax.hf.conversion import (
+    KEY,
     Conversion,
     attach,
     check_unconverted,
@@ -72,6 +73,22 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{_family(model)}; the adapter is for another model"
         )
     return attach_filled(model, record, tensors, what=str(folder))
+
+
+def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
+    """Refuse a model that an adapter cannot be for, by its config.json alone."""
+    if KEY in config:
+        raise ValueError(
+            f"{source} is converted already, so that {folder} cannot go with it; name the model "
+            "that the adapter is for"
+        )
+    with whole_files(folder):
+        family = json.loads((folder / CONFIG).read_text()).get(_FAMILY)
+    if family != config.get("model_type"):
+        raise ValueError(
+            f"{folder} is an adapter for {family}, {source} is of the family "
+            f"{config.get('model_type')}; the adapter is for another model"
+        )
 
 
 def _family(model: Any) -> str:

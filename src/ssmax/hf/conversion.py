@@ -22,9 +22,11 @@ from ssmax.hf.hook import (
     scale_of,
 )
 from ssmax.nn import RULES, SSMaxScale
+from ssmax.ops.scale import check_length
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
 INITS = ("identity", "paper", "anneal", "clamp")
+LAYERS, ATTENTIONS = ("full", "all"), ("self", "all")
 KEY, RECORD = "ssmax", "_ssmax_conversion"
 """Where a model's config, and the model itself, say how it was converted."""
 # What torch.compile and activation checkpointing put into the names of single layers.
@@ -104,10 +106,10 @@ def convert(
     decoder and towers of pictures or sound as well.
     """
     check_unconverted(model)
-    rule, train_length = _check_choice(rule, init, train_length, bias)
-    if not callable(layers) and layers not in ("full", "all"):
+    rule, train_length = check_choice(rule, init, train_length, bias)
+    if not callable(layers) and layers not in LAYERS:
         raise ValueError(f"layers must be 'full', 'all' or a function, got {layers!r}")
-    if attention not in ("self", "all"):
+    if attention not in ATTENTIONS:
         raise ValueError(f"attention must be 'self' or 'all', got {attention!r}")
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
@@ -297,7 +299,7 @@ def _check_transformers() -> None:
         )
 
 
-def _check_choice(
+def check_choice(
     rule: str, init: str, train_length: int | None, bias: bool | None
 ) -> tuple[str, int | None]:
     """The rule that the choice amounts to, and the length that it needs."""
@@ -305,6 +307,8 @@ def _check_choice(
         raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+    if train_length is not None:
+        check_length(train_length, "train_length")
     needs_length = init in ("anneal", "clamp") or RULES[rule].needs_length
     if init == "identity" and rule in ("ssmax", "ssmax_bias"):
         needs_length = False
@@ -319,12 +323,12 @@ def _check_choice(
             raise ValueError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
         if bias is not None:
             raise ValueError(
-                "init='clamp' learns nothing, so bias has no place in it; leave it out"
+                f"init='clamp' learns nothing, so bias={bias} has no place in it; leave it out"
             )
         return "qwen_logn", train_length
     if rule not in ("ssmax", "ssmax_bias"):
         if init == "anneal" or bias is not None:
-            what = "init='anneal'" if init == "anneal" else "bias"
+            what = "init='anneal'" if init == "anneal" else f"bias={bias}"
             raise ValueError(f"{what} belongs to rule='ssmax', not to {rule!r}")
         if init == "identity" and rule not in ("softmax", "temperature", "polylog", "probe"):
             raise ValueError(

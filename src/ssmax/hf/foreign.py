@@ -11,7 +11,7 @@ from ssmax._extras import require
 from ssmax.hf.adapter import attach_filled, refuse_nonfinite
 from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import whole_files
+from ssmax.hf.sources import converted_already, no_code_run, whole_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +39,14 @@ SUFFIXES = frozenset(dialect.suffix for dialect in DIALECTS)
 
 def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
     """What `kind.from_pretrained` loads; an s that it finds no place for is adopted or refused."""
-    with whole_files(source):
+    # Not left open: Transformers would ask on the terminal, and wait.
+    options = {"trust_remote_code": False, **options}
+    with whole_files(source), no_code_run(source):
         model, about = kind.from_pretrained(source, output_loading_info=True, **options)
     left_over = sorted(about["unexpected_keys"])
     # A rule that learns nothing leaves no tensors, but a config that tells of it.
     if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
-        raise ValueError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
+        raise converted_already(source)
     odd = [name for name in left_over if _sounds_like_s(name) and _suffix(name) not in SUFFIXES]
     if odd:
         raise ValueError(

@@ -138,7 +138,7 @@ def _config_and_class(
     values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
     given = options.get("config")
     if isinstance(given, str | Path):
-        given = transformers.AutoConfig.from_pretrained(given)
+        given = transformers.AutoConfig.from_pretrained(given, trust_remote_code=False)
     record = getattr(given, KEY, values.get(KEY))
     if record is None:
         raise ValueError(

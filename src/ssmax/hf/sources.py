@@ -1,4 +1,4 @@
-"""Where a model comes from: no such folder, an adapter alone, a file that was cut short."""
+"""Where a model comes from: no such folder, an adapter alone, one with code, a file cut short."""
 
 import json
 from collections.abc import Iterator
@@ -37,6 +37,25 @@ def not_loaded(source: str | Path, error: OSError) -> ValueError:
     first = str(error).strip().splitlines()[0]
     where = "" if Path(source).exists() else " is no folder, and as a name on the Hub it"
     return ValueError(f"{str(source)!r}{where} cannot be loaded: {first}")
+
+
+def converted_already(source: str | Path) -> ValueError:
+    """Of a model that plain softmax was wanted of."""
+    return ValueError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
+
+
+@contextmanager
+def no_code_run(source: str | Path) -> Iterator[None]:
+    """Within it, what Transformers says of a model with code of its own is said in one line."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"{str(source)!r} brings code of its own, which is not run here; load it in Python "
+            "with trust_remote_code=True: ssmax.hf.convert, save and CausalSubject take the model"
+        ) from None
 
 
 @contextmanager

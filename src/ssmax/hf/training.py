@@ -42,9 +42,18 @@ def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
             "PEFT has wrapped this model and would not save its s and b; pass "
             f"modules_to_save=[{ATTRIBUTE!r}] to its config"
         )
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(f".{ATTRIBUTE}." in name)
+    model.requires_grad_(False)
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == ATTRIBUTE:
+            _used(module).requires_grad_(True)
     return model
+
+
+def _used(scale: Any) -> nn.Module:
+    """An ssmax itself; of the copies that PEFT keeps of it, the one that its adapter in use has."""
+    if not hasattr(scale, "original_module"):
+        return scale
+    return scale.modules_to_save[scale.active_adapters[0]]
 
 
 def _must_have_s(model: nn.Module) -> None:

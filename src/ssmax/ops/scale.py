@@ -26,12 +26,12 @@ def initial_s(length: int) -> float:
     return length / math.lgamma(length + 1)
 
 
-def check_length(length: int) -> None:
+def check_length(length: int, name: str = "length") -> None:
     """Raise on what is no length of a training sequence."""
     is_whole = isinstance(length, int | float) and math.isfinite(length) and length == int(length)
     if isinstance(length, bool) or not is_whole or length < 2:
         raise ValueError(
-            f"length must be a whole number of at least 2 tokens, got {length!r}; "
+            f"{name} must be a whole number of at least 2 tokens, got {length!r}; "
             "give the length of the training sequences"
         )
 

@@ -47,10 +47,15 @@ class Row:
 class SideBySide:
     """The newest measurement of every kind, by model, in the order in which they were made."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, runs: Sequence[str] | None = None) -> None:
+        """Of all models, or of those in `runs`."""
         self.folder = folder
-        found = {
-            name: read_jsonl(folder / name, kind)
+        found: dict[str, list[Any]] = {
+            name: [
+                record
+                for record in read_jsonl(folder / name, kind)
+                if runs is None or record.run in runs
+            ]
             for name, kind in FILES.items()
             if (folder / name).is_file()
         }
@@ -58,7 +63,7 @@ class SideBySide:
             raise ValueError(
                 f"{folder} holds no results: {', '.join(FILES)} are what ssmax evaluate writes"
             )
-        every: list[Any] = [record for records in found.values() for record in records]
+        every = [record for records in found.values() for record in records]
         self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
         self.losses: dict[str, list[PositionLoss]] = _newest(found.get(POSITION_LOSS, []))
         self.trials: dict[str, list[NeedleTrial]] = _newest(found.get(NEEDLE, []))

@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import inspect
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,11 @@ from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.hf.subject import CausalSubject, load_causal
+from ssmax.records import config_hash, read_jsonl
+from ssmax.report.side_by_side import FILES
 from ssmax.study.measurement import Measurement
+from ssmax.train.run import CONFIG as RUN_CONFIG
+from ssmax.train.run import MODEL
 from ssmax.train.world import device_of
 
 LONGEST_USUAL = 1024
@@ -22,8 +27,14 @@ SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ 
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
-    """What a model is called in records: a folder by its name, a model of the Hub by its own."""
-    name = Path(source).resolve().name if Path(source).exists() else source
+    """What a model is called in records: a folder by its name, a model of the Hub by its own.
+
+    What `ssmax finetune --hf` wrote is called by its run.
+    """
+    name, path = source, Path(source).resolve()
+    if path.exists():
+        is_of_a_run = path.name == MODEL and (path.parent / RUN_CONFIG).is_file()
+        name = path.parent.name if is_of_a_run else path.name
     return f"{name}+{adapter.resolve().name}" if adapter is not None else name
 
 
@@ -83,9 +94,30 @@ def hf_measurement(
         device=here,
         usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
         first=first,
+        model=config_hash({"weights": weights, "model": _itself(model.config)}),
     )
     _check_text(measured.shards(), loaded.vocabulary.hash, tokenizer)
+    _check_name(measured)
     return measured
+
+
+def _itself(config: Any) -> dict[str, Any]:
+    """A config without where it was and what read it."""
+    elsewhere = ("_name_or_path", "transformers_version")
+    return {key: value for key, value in config.to_dict().items() if key not in elsewhere}
+
+
+def _check_name(measured: Measurement) -> None:
+    """Refuse to put numbers of two models into one column."""
+    for file, kind in FILES.items():
+        path = measured.results / file
+        records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
+        known = {one.provenance.model for one in records if one.run == measured.run}
+        if known - {"", measured.model}:
+            raise ValueError(
+                f"{path} has numbers of another model that is called {measured.run!r}, or of "
+                "other weights; give --results another folder, or the model's folder another name"
+            )
 
 
 def weights_hash(model: nn.Module) -> str:

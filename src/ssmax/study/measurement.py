@@ -64,6 +64,7 @@ class Measurement:
         usual_length: int,
         is_narrow: bool = False,
         first: int | None = None,
+        model: str = "",
     ) -> None:
         self.subject = subject
         self.tokenizer = tokenizer
@@ -77,6 +78,8 @@ class Measurement:
         """Contexts of needles are multiples of it, where nothing else is asked for."""
         self._is_narrow = is_narrow
         self._first = first
+        self.model = model
+        """A hash of the model itself, where its name may come to be another's."""
 
     @classmethod
     def of_run(
@@ -120,7 +123,10 @@ class Measurement:
         """Where a number of this measurement comes from."""
         config = {**self.identity, "text": self.shards().fingerprint, **options}
         return Provenance.here(
-            config=config, device=str(self.device), seed=int(options.get("seed", 0))
+            config=config,
+            device=str(self.device),
+            seed=int(options.get("seed", 0)),
+            model=self.model,
         )
 
     def precision(self) -> AbstractContextManager[Any]:

@@ -19,7 +19,8 @@ from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
-from ssmax.hf.sources import is_adapter, not_loaded, whole_files
+from ssmax.hf.inputs import copy_inputs
+from ssmax.hf.sources import is_adapter, no_code_run, not_loaded, whole_files
 from ssmax.train.config import (
     DataConfig,
     OptimConfig,
@@ -27,7 +28,15 @@ from ssmax.train.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from ssmax.train.finetuning import INVENTED, VALIDATION_ROWS, Rows, encoded_questions, question_rows
+from ssmax.train.finetuning import (
+    INVENTED,
+    VALIDATION_ROWS,
+    Rows,
+    encoded_questions,
+    hidden_digits,
+    question_rows,
+    sources,
+)
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
 from ssmax.train.parallel import spread, whole
@@ -126,7 +135,7 @@ class ConvertedModel:
     """A converted model as the loop trains it."""
 
     def __init__(self, model: Any, home: str, config: ConvertedConfig) -> None:
-        """`home` has the tokenizer."""
+        """`home` has the tokenizer and the processors."""
         self.model: Any = model
         self.home: str = home
         self.config: ConvertedConfig = config
@@ -162,7 +171,7 @@ class ConvertedModel:
             ssmax.hf.anneal(model, step / steps, (step - 1) / steps)
 
     def write(self, model: Any, folder: Path, world: World) -> None:
-        """As `ssmax.hf.from_pretrained` loads it, its tokenizer beside it."""
+        """As `ssmax.hf.from_pretrained` loads it, tokenizer and processors beside it."""
         record = Conversion.of(model)
         if record is not None and record.init == "anneal":
             # Resumed after its last step, which said so of the copy that it was done with.
@@ -171,8 +180,7 @@ class ConvertedModel:
         if world.is_first:
             with model_folder(folder) as writing:
                 model.save_pretrained(writing, state_dict=weights)
-                transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
-                transformers.AutoTokenizer.from_pretrained(self.home).save_pretrained(writing)
+                copy_inputs(self.home, writing, model.config)
 
 
 def finetune_converted(
@@ -195,6 +203,11 @@ def finetune_converted(
     changes = dict(changes or {})
     if data is not None and questions is not None:
         raise ValueError("text and questions are two runs; give --data or --questions")
+    if any(hidden_digits(source) is not None for source in sources(questions or INVENTED)):
+        raise ValueError(
+            "hidden questions are about the text of a run, which a converted model does not have; "
+            "give --questions invented or a file in SQuAD's format, or text with --data"
+        )
     before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base
@@ -260,7 +273,7 @@ def _load(source: Path, base: str) -> tuple[Any, str]:
     else:
         try:
             kind = transformers.AutoModelForCausalLM
-            with whole_files(base):
+            with whole_files(base), no_code_run(base):
                 plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         except OSError as error:
             raise not_loaded(base, error) from None

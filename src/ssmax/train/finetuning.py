@@ -97,7 +97,7 @@ def finetune(
     changes = dict(changes or {})
     base_config = read_run_config(base)
     if resume:
-        before = read_run_config(folder)
+        before = resumed_config(folder, {})
         questions = questions or before.data.questions
         seed = before.data.seed
     else:

@@ -109,6 +109,11 @@ def resumed_config(
     folder: Path, changes: Mapping[str, Any], kind: type[Kind] = TrainConfig
 ) -> Kind:
     """A run's configuration with what may change when it goes on."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is no run: it holds no {CONFIG}, so that there is nothing to go on with; "
+            "leave --resume out to begin one"
+        )
     config = read_run_config(folder, kind)
     changed = config.replaced(changes)
     for key in changes:

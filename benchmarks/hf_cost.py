@@ -33,8 +33,8 @@ RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, CONVERTED = "Transformers, softmax (yardstick)", "converted"
 FLOOR = "queries times ones"
 # Hosts are shared: what a step takes changes from second to second, by more than is measured. So
-# turns are short, and there are many.
-TRAINING_TURNS, DECODING_TURNS = 9, 31
+# turns are short, and there are many, most where the least is measured.
+TRAINING_TURNS, EAGER_TURNS, COMPILED_TURNS = 9, 15, 31
 SEED = 0
 BEFORE = 2  # tokens: the prompt gives one, the first step, which may record a graph, the other
 
@@ -48,16 +48,16 @@ class Case:
     steps: int
     """Of one turn of training."""
     decoded: int
-    """Tokens of one turn of decoding."""
+    """Tokens of one turn of eager decoding; compiled, there are twice as many."""
 
 
 CASES = [
     Case("Llama 162 M", {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
                          "num_attention_heads": 12, "num_key_value_heads": 12,
-                         "vocab_size": 50257}, 32, 1024, 5, 16),
+                         "vocab_size": 50257}, 32, 1024, 5, 32),
     Case("Llama 1.1 B", {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
                          "num_attention_heads": 32, "num_key_value_heads": 4,
-                         "vocab_size": 32000}, 8, 4096, 2, 16),
+                         "vocab_size": 32000}, 8, 4096, 2, 32),
 ]  # fmt: skip
 QUICK = Case("small Llama", {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
                              "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -160,13 +160,14 @@ def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     models, tokens = models_of(case, device), random_tokens(case, device)
     kinds = [
-        ("decode a token", decoder_of, case.decoded),
-        ("train a step", trainer_of, case.steps),
+        ("decode a token", decoder_of, case.decoded, EAGER_TURNS),
+        ("train a step", trainer_of, case.steps, TRAINING_TURNS),
     ]
     if device == "cuda":
         # Last: it takes minutes to compile.
-        kinds += [("decode a token, static cache, compiled", static_decoder_of, case.decoded)]
-    for kind, make, count in kinds:
+        kind, count = "decode a token, static cache, compiled", 2 * case.decoded
+        kinds += [(kind, static_decoder_of, count, COMPILED_TURNS)]
+    for kind, make, count, turns in kinds:
         runs = {
             name: make(model, tokens)
             for name, model in models.items()
@@ -174,11 +175,11 @@ def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
         }
         found: dict[str, dict[str, list[float]]] = {}
         if make is trainer_of:
-            taken = in_turns(runs, [count], TRAINING_TURNS, synchronize)
+            taken = in_turns(runs, [count], turns, synchronize)
             found[kind] = {name: [whole / count for (whole,) in taken[name]] for name in runs}
         else:
             # The longer first: a static cache then has one size.
-            taken = in_turns(runs, [count + BEFORE, BEFORE], DECODING_TURNS, synchronize)
+            taken = in_turns(runs, [count + BEFORE, BEFORE], turns, synchronize)
             prompt = kind.replace("decode a token", "read a prompt").removesuffix(", compiled")
             found[prompt] = {name: [short for _, short in taken[name]] for name in runs}
             found[kind] = {

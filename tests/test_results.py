@@ -1,6 +1,7 @@
 """What the README and the docs say was measured is what the records in results/ say."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,11 @@ def test_results_hold_records_and_no_weights():
     assert not [path for path in files if path.suffix in (".safetensors", ".pt", ".bin")]
     pages = {path.parent for path in files if path.name == "report.html"}
     assert pages == {path.parent for path in files if path.name == "study.json"}
+
+
+def test_no_record_tells_of_the_machine_that_it_was_made_on():
+    for study in (ROOT / "results").glob("*/study.json"):
+        values = json.loads(study.read_text())
+        # The oldest tell of neither.
+        told = [values.get("data", ""), values.get("test", ""), *values.get("commands", [])]
+        assert not [word for words in told for word in words.split() if word.startswith("/")], study

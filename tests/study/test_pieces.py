@@ -19,32 +19,36 @@ from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
 
 
-def test_pieces_are_made_packed_gathered_and_judged(tiny, tokens, tmp_path, capfd):
+def test_pieces_are_made_packed_gathered_and_judged(
+    tiny, tokens, tmp_path, tmp_path_factory, capfd
+):
     study = dataclasses.replace(tiny, source="")
+    away = tmp_path_factory.mktemp("away")
     for piece, seed, configurations in (("p", 0, ["a", "b"]), ("q", 1, ["a", "yarn"])):
         done = reproduce(
             study, tmp_path / piece, configurations=configurations, seeds=1, first_seed=seed,
-            figures=[5], data=tokens, workers=2, piece=piece, command=f"make {piece}",
-            records=tmp_path / f"{piece}.tar.xz",
+            figures=[5], data=tokens, workers=2, piece=piece,
+            command=f"make {away}/{piece}.tar.xz", records=away / f"{piece}.tar.xz",
         )  # fmt: skip
         assert done.is_whole, done.failed
         record = read_jsonl(
             tmp_path / piece / "results" / f"a-{seed}" / "position_loss.jsonl", PositionLoss
         )[0]
         assert record.provenance.piece == piece
-    with tarfile.open(tmp_path / "q.tar.xz") as packed:
+    with tarfile.open(away / "q.tar.xz") as packed:
         names = packed.getnames()
         texts = [packed.extractfile(name).read().decode() for name in names]
     assert "runs/a-1/journal.jsonl" in names and "results/yarn-1/fading.jsonl" in names
     assert not [name for name in names if "checkpoint" in name or "safetensors" in name]
-    assert not [name for name, text in zip(names, texts, strict=True) if str(tmp_path) in text]
+    for name, text in zip(names, texts, strict=True):
+        assert str(tmp_path) not in text and str(away) not in text, name
 
     folder = tmp_path / "study"
-    assert gather([tmp_path / "p.tar.xz", tmp_path / "q.tar.xz"], folder) == ["p", "q"]
+    assert gather([away / "p.tar.xz", away / "q.tar.xz"], folder) == ["p", "q"]
     findings = read_findings(folder)
     assert set(findings.position_losses["a"]) == {Replica(0, "p"), Replica(1, "q")}
     assert set(findings.position_losses) == {"a", "b", "yarn"} == set(findings.same_theta_losses)
-    assert findings.commands == ["make p", "make q"]
+    assert findings.commands == ["make p.tar.xz", "make q.tar.xz"]
     comparisons, page = report(folder)
     told = {one.text: one for one in comparisons}
     one = told["beyond the training length (b) loses less than (a)"]

@@ -50,7 +50,7 @@ def check_piece(name: str) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """The records of a study's folder as one file, without the paths of the machine."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    homes = _homes(folder)
+    homes = [*_homes(folder), f"{archive.resolve().parent}/"]
     with tarfile.open(archive, "w:xz") as packed:
         for path in _records(folder):
             content = path.read_text()

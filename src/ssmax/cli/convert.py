@@ -77,7 +77,8 @@ def convert_shown(
         auto = next(name for name in known if known[name].endswith(own))
         how = (
             f"ssmax.hf.from_pretrained({str(out)!r}), which runs no code of the folder; people "
-            f"without ssmax, with {auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
+            f"without ssmax who trust that code, with {auto}.from_pretrained({str(out)!r}, "
+            "trust_remote_code=True)"
         )
     else:
         model.save_pretrained(out)

@@ -19,7 +19,7 @@ from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
-from ssmax.train.finetuning import is_file, sources, with_full_paths
+from ssmax.train.finetuning import is_path, question_sources, with_full_paths
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
@@ -52,8 +52,8 @@ def reproduce_shown(
     study = study_named(preset)
     study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
     if questions is not None:
-        for source in sources(questions):
-            if is_file(source) and not Path(source).is_file():
+        for source in question_sources(questions):
+            if is_path(source) and not Path(source).is_file():
                 raise ValueError(f"there is no file {source}")
         study = dataclasses.replace(study, questions=with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")

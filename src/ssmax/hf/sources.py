@@ -53,8 +53,9 @@ def no_code_run(source: str | Path) -> Iterator[None]:
         if "trust_remote_code" not in str(error):
             raise
         raise ValueError(
-            f"{str(source)!r} brings code of its own, which is not run here; load it in Python "
-            "with trust_remote_code=True: ssmax.hf.convert, save and CausalSubject take the model"
+            f"{str(source)!r} brings code of its own, which is not run here; if you trust it, "
+            "load it in Python with trust_remote_code=True: ssmax.hf.convert, save and "
+            "CausalSubject take the model"
         ) from None
 
 

@@ -50,7 +50,7 @@ def check_piece(name: str) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """The records of a study's folder as one file, without the paths of the machine."""
     archive.parent.mkdir(parents=True, exist_ok=True)
-    homes = [*_homes(folder), f"{archive.resolve().parent}/"]
+    homes = _homes(folder, archive)
     with tarfile.open(archive, "w:xz") as packed:
         for path in _records(folder):
             content = path.read_text()
@@ -96,13 +96,13 @@ def _records(folder: Path) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern))
 
 
-def _homes(folder: Path) -> list[str]:
+def _homes(folder: Path, archive: Path) -> list[str]:
     """Where the study and its texts lie, as paths begin that are written into records."""
     values = read_study_file(folder)
     here = folder.resolve()
     parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
-    # The commands name the folder itself.
-    parents |= {here.parent} - {Path("/")}
+    # The commands name the folder and the archive.
+    parents |= {here.parent, archive.resolve().parent} - {Path("/")}
     return [f"{home}/" for home in (here, *sorted(parents, key=str, reverse=True))]
 
 

@@ -15,7 +15,7 @@ Verdict = Literal["supported", "contradicted", "not resolved"]
 Side = Literal["below", "above", "near"]
 
 NEGLIGIBLE = 1e-3
-"""Nats, or shares: what nobody would see. Paired trials of one run tell even less from 0."""
+"""Nats, or shares: nobody would see it, though paired trials of one run can tell it from 0."""
 BOOTSTRAP_DRAWS = 10_000
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is near.
 _T = (

@@ -35,7 +35,7 @@ from ssmax.train.finetuning import (
     encoded_questions,
     hidden_digits,
     question_rows,
-    sources,
+    question_sources,
 )
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
@@ -203,7 +203,7 @@ def finetune_converted(
     changes = dict(changes or {})
     if data is not None and questions is not None:
         raise ValueError("text and questions are two runs; give --data or --questions")
-    if any(hidden_digits(source) is not None for source in sources(questions or INVENTED)):
+    if any(hidden_digits(source) is not None for source in question_sources(questions or INVENTED)):
         raise ValueError(
             "hidden questions are about the text of a run, which a converted model does not have; "
             "give --questions invented or a file in SQuAD's format, or text with --data"

@@ -160,16 +160,17 @@ def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[R
 def with_full_paths(questions: str) -> str:
     """The same questions, wherever they are asked for."""
     return "+".join(
-        str(Path(source).resolve()) if is_file(source) else source for source in sources(questions)
+        str(Path(source).resolve()) if is_path(source) else source
+        for source in question_sources(questions)
     )
 
 
-def sources(questions: str) -> list[str]:
+def question_sources(questions: str) -> list[str]:
     """Files, "invented" and "hidden"; a file may have a + in its name."""
     return [questions] if Path(questions).exists() else questions.split("+")
 
 
-def is_file(source: str) -> bool:
+def is_path(source: str) -> bool:
     """Rather than one of the words for questions that are made."""
     return source != INVENTED and hidden_digits(source) is None
 
@@ -210,7 +211,10 @@ def _config(
 
 
 def _examples(questions: str, base: Path, *, length: int, seed: int) -> list[Example]:
-    every = [_examples_of(source, base, length=length, seed=seed) for source in sources(questions)]
+    every = [
+        _examples_of(source, base, length=length, seed=seed)
+        for source in question_sources(questions)
+    ]
     return [example for examples in every for example in examples]
 
 

@@ -2,7 +2,14 @@
 
 import pytest
 
-from ssmax.study.plan import makespan, mark_done, plan, read_figures, seconds_taken
+from ssmax.study.plan import (
+    expected_seconds,
+    makespan,
+    mark_done,
+    plan,
+    read_figures,
+    seconds_taken,
+)
 from ssmax.study.presets import CONFIGURATIONS, PRESETS, quick
 
 
@@ -55,6 +62,18 @@ def test_e_is_made_of_a():
     assert "needle-a-0" not in jobs
 
 
+def test_f_goes_on_from_a_where_both_are_wanted():
+    def pretraining_of_f(configurations, **options):
+        jobs = plan(quick(), configurations=configurations, seeds=1, **options)
+        return next(job for job in jobs if job.name.startswith("pretrain-f"))
+
+    both, alone = pretraining_of_f(["f", "a"], first_seed=3), pretraining_of_f(["f"])
+    assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
+    whole = quick().seconds["pretrain"]
+    assert expected_seconds(quick(), both) == whole / 8
+    assert expected_seconds(quick(), alone) == whole
+
+
 def test_what_is_done_is_known_by_its_mark(tmp_path):
     job = plan(quick())[0]
     assert seconds_taken(tmp_path, job) is None
@@ -65,7 +84,7 @@ def test_what_is_done_is_known_by_its_mark(tmp_path):
 def test_workers_share_the_time():
     jobs = plan(quick())
     one, two = (makespan(quick(), jobs, workers) for workers in (1, 2))
-    assert one == sum(quick().seconds[job.kind] for job in jobs)
+    assert one == sum(expected_seconds(quick(), job) for job in jobs)
     assert 0.5 * one <= two < 0.6 * one
 
 

@@ -15,11 +15,12 @@ import pytest
 from ssmax.study import reproduction
 from ssmax.study.plan import plan
 from ssmax.study.reproduction import read_study, report, reproduce
+from ssmax.train import configured
 
 
 def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     folder = tmp_path / "a study"
-    done = reproduce(tiny, folder, configurations=["a", "b", "e", "probe"], seeds=1, workers=2)
+    done = reproduce(tiny, folder, configurations=["a", "b", "e", "f", "probe"], seeds=1, workers=2)
     out = capfd.readouterr().out
     assert done.is_whole and not done.failed
     assert "done  needle-e-0" in out and "left" in out
@@ -37,10 +38,15 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     config = json.loads((folder / "runs" / "e-0-qa" / "config.json").read_text())
     assert config["model"]["rule"] == "ssmax" and config["data"]["base"].endswith("a-0")
 
+    # (f) is (a) until its switch.
+    first = (folder / "runs" / "f-0" / "events.jsonl").read_text().splitlines()[0]
+    switch_step = configured(tiny.pretraining, "f").switch_step
+    assert 0 < switch_step == json.loads(first)["step"]
+
     # A second time nothing is done again, and the page comes out the same.
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")}
     page = done.page.read_bytes()
-    again = reproduce(tiny, folder, configurations=["a", "b", "e", "probe"], seeds=1)
+    again = reproduce(tiny, folder, configurations=["a", "b", "e", "f", "probe"], seeds=1)
     assert again.is_whole and "all of it is done" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")} == before
     assert done.page.read_bytes() == page

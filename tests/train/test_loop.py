@@ -10,7 +10,7 @@ import torch
 from ssmax.data.qa import IGNORE
 from ssmax.lm import LM, load_lm
 from ssmax.train import load_run_model, pretrain
-from ssmax.train.checkpoint import newest_checkpoint, read_state
+from ssmax.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
 from ssmax.train.journal import Journal, read_journal
 from ssmax.train.loop import NonfiniteError, accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
@@ -61,6 +61,27 @@ def test_two_runs_of_one_seed_are_one_run(small, tmp_path):
     for name in ("one", "other"):
         pretrain(small("d"), tmp_path / name, world=CPU)
     assert_equal_runs(tmp_path / "one", tmp_path / "other")
+
+
+def test_f_may_branch_off_from_a(small, tmp_path):
+    """A run that switches is the other one until then, so its first part need not be made again."""
+    config = small("f")
+    pretrain(config, tmp_path / "whole", world=CPU)
+    a = tmp_path / "a"
+    pretrain(small("a", run__checkpoint_every=1, run__keep_checkpoints=1), a, world=CPU)
+    assert not branch(a, config.switch_step, tmp_path / "too late")
+    assert not (tmp_path / "too late").exists()
+    a = tmp_path / "kept"
+    kept = small("a", run__checkpoint_every=1, run__keep_checkpoints=1)
+    pretrain(kept, a, world=CPU, keep_step=config.switch_step)
+    steps = sorted(read_state(folder).step for folder in (a / "checkpoints").glob("step-*"))
+    assert steps == [config.switch_step, 12]
+    for _ in range(2):  # killed before anything was written down, it is done once more
+        assert branch(a, config.switch_step, tmp_path / "branch")
+    pretrain(config, tmp_path / "branch", world=CPU, resume=True)
+    assert_equal_runs(tmp_path / "whole", tmp_path / "branch")
+    (checkpoint_folder(a, config.switch_step) / "state.json").write_text("{}")
+    assert not branch(a, config.switch_step, tmp_path / "damaged")
 
 
 def test_micro_batches_do_not_change_a_run(small, tmp_path):

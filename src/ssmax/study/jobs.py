@@ -12,6 +12,7 @@ from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
 from ssmax.study.presets import FAMILY, REPLACED, Study
 from ssmax.train import configured, finetune, joined_world, pretrain
+from ssmax.train.checkpoint import branch
 from ssmax.train.loop import Outcome
 from ssmax.train.watch import LiveLine
 
@@ -43,9 +44,16 @@ def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str |
     config = configured(study.pretraining, job.configuration).replaced(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
-    run = folder / RUNS / job.run
+    runs = folder / RUNS
+    run, softmax = runs / job.run, runs / f"a-{job.seed}"
+    switch_step = configured(study.pretraining, "f").switch_step
+    resume = _is_begun(run)
     with joined_world(device) as world:
-        _check(pretrain(config, run, world=world, resume=_is_begun(run)))
+        if job.configuration == "f" and not resume:
+            # (f) is (a) until its switch: where (a) was trained, (f) goes on from there.
+            resume = world.first_does(lambda: branch(softmax, switch_step, run))
+        kept = switch_step if job.configuration == "a" else None
+        _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
 
 
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:

@@ -11,6 +11,7 @@ from ssmax._files import write_whole
 from ssmax.lm.config import nearest
 from ssmax.report.findings import DONE
 from ssmax.study.presets import CONFIGURATIONS, FAMILY, MEASURED, REPLACED, TRAINED, Study
+from ssmax.train import configured
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
 
@@ -89,6 +90,9 @@ def plan(
         base = "a" if name in REPLACED else name
         if kind == "pretrain":
             yield add("data")
+            # (f) is (a) until its switch.
+            if name == "f" and seed - first_seed < count.get("a", 0):
+                yield add("pretrain", "a", seed)
         elif kind in ("finetune", "loss"):
             yield add("pretrain", base, seed)
         elif kind == "needle":
@@ -145,12 +149,19 @@ def seconds_taken(folder: Path, job: Job) -> float | None:
         return None
 
 
+def expected_seconds(study: Study, job: Job) -> float:
+    """What a job takes, as the preset was measured."""
+    goes_on = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
+    share = configured(study.pretraining, "f").switch.last_fraction if goes_on else 1.0
+    return share * study.seconds[job.kind]
+
+
 def makespan(study: Study, jobs: Sequence[Job], workers: int) -> float:
     """Seconds until all jobs are done, as the preset was measured."""
     free, ends = [0.0] * max(1, workers), dict[str, float]()
     for job in jobs:
         ready = max((ends.get(name, 0.0) for name in job.needs), default=0.0)
         worker = min(range(len(free)), key=lambda index: max(free[index], ready))
-        free[worker] = max(free[worker], ready) + study.seconds[job.kind]
+        free[worker] = max(free[worker], ready) + expected_seconds(study, job)
         ends[job.name] = free[worker]
     return max(free)

@@ -16,7 +16,7 @@ from ssmax.report.findings import STUDY, VERDICTS, read_findings, read_study_fil
 from ssmax.study.claims import judge
 from ssmax.study.conductor import Conductor, StoppedBy, seconds_to_use, worker_command
 from ssmax.study.pieces import check_archive, check_piece, identity, pack
-from ssmax.study.plan import Job, makespan, plan, seconds_taken
+from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
 from ssmax.train.watch import clock
@@ -106,7 +106,7 @@ def reproduce(
                 threads=threads,
                 launcher=launcher,
             ),
-            weights={job.name: study.seconds[job.kind] for job in jobs},
+            weights={job.name: expected_seconds(study, job) for job in jobs},
             workers=many,
             expected=expected,
             minutes=minutes,
@@ -181,7 +181,7 @@ def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
     """Refuse a time in which some job would never be started, however often it is tried."""
     if minutes <= 0:
         raise ValueError(f"minutes must be more than 0, got {minutes:g}")
-    seconds = {job.name: seconds_to_use(job, study.seconds[job.kind]) for job in left}
+    seconds = {job.name: seconds_to_use(job, expected_seconds(study, job)) for job in left}
     longest = max(seconds, key=seconds.__getitem__, default="")
     if longest and 60 * minutes < seconds[longest]:
         raise ValueError(

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ssmax._files import sync_folder, write_whole
+from ssmax.train.journal import JOURNAL
 from ssmax.train.world import World
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
@@ -63,10 +64,12 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 class CheckpointWriter:
     """Writes in the background; the caller waits for the copy of the tensors only."""
 
-    def __init__(self, run: Path, world: World, *, keep: int) -> None:
+    def __init__(self, run: Path, world: World, *, keep: int, keep_step: int | None = None) -> None:
         self.run: Path = run
         self.world: World = world
         self.keep: int = keep
+        self.keep_step: int | None = keep_step
+        """Stays, however old."""
         self.last_step: int | None = None
         """The step that was saved last, or is being saved."""
         self._pending: threading.Thread | None = None
@@ -141,6 +144,9 @@ class CheckpointWriter:
         # One of a later step was not whole, or the run would have gone on from it.
         later = [folder for folder in _steps(self.run) if folder.name > newest.name]
         old = sorted(set(_steps(self.run)) - set(later), reverse=True)[self.keep :]
+        if self.keep_step is not None:
+            kept = checkpoint_folder(self.run, self.keep_step)
+            old = [folder for folder in old if folder != kept]
         for folder in later + old:
             shutil.rmtree(folder)
         for folder in (self.run / FOLDER).glob(".*.writing"):
@@ -176,6 +182,22 @@ def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
             return folder
         say(f"{folder} is not whole and is passed over: {fault}")
     return None
+
+
+def branch(run: Path, step: int, folder: Path) -> bool:
+    """Give a new run another one's checkpoint of a step, and its journal until then.
+
+    False where that one has no whole checkpoint of the step.
+    """
+    found, there = checkpoint_folder(run, step), checkpoint_folder(folder, step)
+    if _fault(found) is not None:
+        return False
+    # What is left of an attempt that was killed.
+    shutil.rmtree(there, ignore_errors=True)
+    shutil.copytree(found, there)
+    with (run / JOURNAL).open("rb") as journal:
+        (folder / JOURNAL).write_bytes(journal.read(read_state(found).journal_bytes))
+    return True
 
 
 def read_state(folder: Path) -> TrainState:

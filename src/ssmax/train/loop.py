@@ -77,10 +77,12 @@ def train(
     validation: Samples | None = None,
     trainee: Trainee | None = None,
     resume: bool = False,
+    keep_step: int | None = None,
 ) -> Outcome:
     """Train in a run's folder, from its newest whole checkpoint where `resume` says so.
 
-    What is trained is the paper's model from its first weights, or the `trainee`.
+    What is trained is the paper's model from its first weights, or the `trainee`. The checkpoint
+    of `keep_step` is written and stays.
     """
     if config.run.batch_size % world.size:
         raise ValueError(
@@ -113,7 +115,9 @@ def train(
     world.first_does(open_journals)
     with (
         heeded_interrupts() as interrupts,
-        CheckpointWriter(folder, world, keep=config.run.keep_checkpoints) as writer,
+        CheckpointWriter(
+            folder, world, keep=config.run.keep_checkpoints, keep_step=keep_step
+        ) as writer,
     ):
         job = Job(
             config=config,
@@ -272,7 +276,8 @@ class _Phase:
             self._record_scale()
         if self.job.validation is not None and (step % config.validate_every == 0 or is_last):
             self._validate()
-        if step % config.checkpoint_every == 0 and not is_last:
+        is_due = step % config.checkpoint_every == 0 or step == self.job.writer.keep_step
+        if is_due and not is_last:
             self._flush()
             self._checkpoint(wait=False)
         # Signals and full disks need not reach all ranks; they stop together.

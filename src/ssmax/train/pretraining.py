@@ -39,8 +39,12 @@ def pretrain(
     world: World,
     resume: bool = False,
     quiet: bool = False,
+    keep_step: int | None = None,
 ) -> Outcome:
-    """Train a model from its first weights, or from where the folder's run was left."""
+    """Train a model from its first weights, or from where the folder's run was left.
+
+    The checkpoint of `keep_step` stays, for a run that branches off there.
+    """
     data = Path(config.data.folder)
     shards = _open(data, TRAIN, config)
     length, seed = config.model.train_length, config.data.seed
@@ -71,6 +75,7 @@ def pretrain(
             opened=opened,
             validation=validation,
             resume=resume,
+            keep_step=keep_step,
         )
 
 

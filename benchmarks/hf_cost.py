@@ -1,6 +1,7 @@
 """What does conversion cost a Hugging Face model, in training and in decoding?
 
     python benchmarks/hf_cost.py             # a Llama of 1.1 B and the paper's 162 M, on a GPU
+    python benchmarks/hf_cost.py --only compiled --batch 8    # one part of it, for 8 prompts
     python benchmarks/hf_cost.py --quick     # a small one, anywhere
 
 A Llama with random weights and its copy, converted with s and b learnable, take turns in one
@@ -33,8 +34,11 @@ RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, CONVERTED = "Transformers, softmax (yardstick)", "converted"
 FLOOR = "queries times ones"
 # Hosts are shared: what a step takes changes from second to second, by more than is measured. So
-# turns are short, and there are many, most where the least is measured.
-TRAINING_TURNS, EAGER_TURNS, COMPILED_TURNS = 9, 15, 31
+# there are many turns. Compiled tokens take little beside the prompt, which comes off: so they are
+# many too, or the prompt's noise would be theirs.
+TRAINING_TURNS, EAGER_TURNS, COMPILED_TURNS = 9, 15, 15
+COMPILED_TOKENS = 256
+PARTS = ("eager", "training", "compiled")
 SEED = 0
 BEFORE = 2  # tokens: the prompt gives one, the first step, which may record a graph, the other
 
@@ -48,7 +52,7 @@ class Case:
     steps: int
     """Of one turn of training."""
     decoded: int
-    """Tokens of one turn of eager decoding; compiled, there are twice as many."""
+    """Tokens of one turn of eager decoding."""
 
 
 CASES = [
@@ -118,13 +122,14 @@ def trainer_of(model: transformers.PreTrainedModel, tokens: Tensor) -> Callable[
 def decoder_of(
     model: transformers.PreTrainedModel, tokens: Tensor, cache: str = "dynamic"
 ) -> Callable[[int], None]:
+    """After these prompts."""
     options: dict[str, Any] = {"cache_implementation": cache, "do_sample": False}
 
     def some_tokens(count: int) -> None:
         # The same lengths in every turn: cuDNN makes a plan for each, which takes longer than the
         # token, and whoever came first would pay for the other.
         lengths = {"max_new_tokens": count, "min_new_tokens": count}
-        model.generate(tokens[:1], **options, **lengths, pad_token_id=0, eos_token_id=None)
+        model.generate(tokens, **options, **lengths, pad_token_id=0, eos_token_id=None)
 
     return some_tokens
 
@@ -156,20 +161,22 @@ def in_turns(
     return taken
 
 
-def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
+def measure(
+    case: Case, parts: Sequence[str], batch: int, device: str, provenance: Provenance, out: Path
+) -> None:
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     models, tokens = models_of(case, device), random_tokens(case, device)
-    kinds = [
-        ("decode a token", decoder_of, case.decoded, EAGER_TURNS),
-        ("train a step", trainer_of, case.steps, TRAINING_TURNS),
-    ]
-    if device == "cuda":
+    compiled = "decode a token, static cache, compiled"
+    kinds = {
+        "eager": ("decode a token", decoder_of, case.decoded, EAGER_TURNS),
+        "training": ("train a step", trainer_of, case.steps, TRAINING_TURNS),
         # Last: it takes minutes to compile.
-        kind, count = "decode a token, static cache, compiled", 2 * case.decoded
-        kinds += [(kind, static_decoder_of, count, COMPILED_TURNS)]
-    for kind, make, count, turns in kinds:
+        "compiled": (compiled, static_decoder_of, COMPILED_TOKENS, COMPILED_TURNS),
+    }
+    for kind, make, count, turns in (kinds[part] for part in parts):
+        rows_of = case.batch if make is trainer_of else batch
         runs = {
-            name: make(model, tokens)
+            name: make(model, tokens[:rows_of])
             for name, model in models.items()
             if name != FLOOR or make is decoder_of
         }
@@ -192,7 +199,7 @@ def measure(case: Case, device: str, provenance: Provenance, out: Path) -> None:
                 # Turn by turn: what else the machine does comes and goes.
                 pairs = zip(times, each[PLAIN], strict=True)
                 ratio = statistics.median(mine / plain for mine, plain in pairs)
-                shape = f"{case.name} B{case.batch if make is trainer_of else 1} T{case.tokens}"
+                shape = f"{case.name} B{rows_of} T{case.tokens}"
                 print(f"{shape:24} {mode:40} {name:34} {milliseconds:9.3f} ms  x {ratio:.4f}",
                       flush=True)  # fmt: skip
                 rows.append(
@@ -219,13 +226,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
     names = [case.name for case in CASES]
     parser.add_argument("--case", choices=names, help="one of the models alone")
+    parser.add_argument("--only", choices=PARTS, help="a part of it; compiled needs a GPU")
+    parser.add_argument("--batch", type=int, default=1, help="prompts at a time, at most 8")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     chosen = [case for case in CASES if arguments.case in (None, case.name)]
+    # Transformers compiles on a GPU alone.
+    there = PARTS if device == "cuda" else PARTS[:-1]
+    parts = [part for part in there if arguments.only in (None, part)]
     for case in [QUICK] if arguments.quick else chosen:
         provenance = Provenance.here(config=dataclasses.asdict(case), device=name, seed=SEED)
-        measure(case, device, provenance, arguments.out)
+        measure(case, parts, arguments.batch, device, provenance, arguments.out)
 
 
 if __name__ == "__main__":

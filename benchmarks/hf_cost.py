@@ -9,11 +9,13 @@ process: training steps (forward, backward, fused AdamW, bfloat16), a prompt of 
 read by Transformers' own `generate`, and tokens after it. There a third copy multiplies its queries
 by ones: whoever scales queries in eager code launches that much. First the freshly converted copy
 must give the same logits, bit for bit; then s is given the paper's first values, and n decides.
+Of compiled tokens the kernels are listed too, as a profiler sees them.
 Rows are appended to benchmarks/results.csv, those of a mode when it is done; the ratio is a model's
 time over that of the unconverted one, the median over turns.
 """
 
 import argparse
+import collections
 import copy
 import dataclasses
 import statistics
@@ -25,6 +27,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import ssmax.hf
 from ssmax import initial_s
@@ -161,6 +165,32 @@ def in_turns(
     return taken
 
 
+def kernels_of(run: Callable[[int], None], count: int) -> dict[str, tuple[float, float]]:
+    """Microseconds and launches of a token by the kernel's name; the prompt's come off."""
+    sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for tokens, sign in ((count + BEFORE, 1), (BEFORE, -1)):
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            run(tokens)
+        for event in profiler.events():
+            if event.device_type == DeviceType.CUDA:
+                sums[event.name][0] += sign * event.time_range.elapsed_us() / count
+                sums[event.name][1] += sign / count
+    return {name: (taken, launches) for name, (taken, launches) in sums.items()}
+
+
+def print_kernels(runs: dict[str, Callable[[int], None]], count: int) -> None:
+    """What a token's kernels take, plain and converted, and those that differ by half a launch."""
+    plain, converted = (kernels_of(runs[name], count) for name in (PLAIN, CONVERTED))
+    for name, kernels in ((PLAIN, plain), (CONVERTED, converted)):
+        taken, launches = (sum(each[i] for each in kernels.values()) for i in (0, 1))
+        print(f"    {name:34} {taken:8.1f} us in {launches:5.1f} kernels a token")
+    for name in sorted({*plain, *converted}):
+        before, after = plain.get(name, (0.0, 0.0)), converted.get(name, (0.0, 0.0))
+        if abs(after[1] - before[1]) >= 0.5:
+            print(f"    {before[1]:6.1f} -> {after[1]:6.1f} launches  "
+                  f"{before[0]:8.1f} -> {after[0]:8.1f} us  {name:.110}")  # fmt: skip
+
+
 def measure(
     case: Case, parts: Sequence[str], batch: int, device: str, provenance: Provenance, out: Path
 ) -> None:
@@ -217,6 +247,8 @@ def measure(
                     )
                 )
         append_csv(out, rows)
+        if device == "cuda" and make is static_decoder_of:
+            print_kernels(runs, case.decoded)
         del runs
 
 

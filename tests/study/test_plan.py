@@ -1,5 +1,7 @@
 """A plan holds what is asked for and what that needs, in an order in which it can be done."""
 
+import dataclasses
+
 import pytest
 
 from ssmax.study.plan import (
@@ -10,7 +12,7 @@ from ssmax.study.plan import (
     read_figures,
     seconds_taken,
 )
-from ssmax.study.presets import CONFIGURATIONS, PRESETS, quick
+from ssmax.study.presets import CONFIGURATIONS, PRESETS, gpu, quick
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -86,6 +88,24 @@ def test_workers_share_the_time():
     one, two = (makespan(quick(), jobs, workers) for workers in (1, 2))
     assert one == sum(expected_seconds(quick(), job) for job in jobs)
     assert 0.5 * one <= two < 0.6 * one
+
+
+def test_a_run_is_measured_before_the_next_is_trained():
+    names = [job.name for job in plan(quick(), configurations=["b", "a"], seeds=2)]
+    assert names[:5] == ["data", "pretrain-b-0", "finetune-b-0", "loss-b-0", "needle-b-0"]
+    assert names[5:6] == ["pretrain-a-0"] and names[9:10] == ["pretrain-b-1"]
+
+
+def test_where_one_training_fills_the_machine_there_is_no_second_beside_it():
+    study = gpu()
+    seconds = study.seconds
+    jobs = plan(study, configurations=["a", "b"], seeds=1, figures=[6])
+    prepared = [job for job in jobs if job.kind != "data"]
+    # a's fine-tuning and needles are over before b is trained.
+    after = seconds["finetune"] + seconds["needle"]
+    assert makespan(study, prepared, workers=2) == 2 * seconds["pretrain"] + after
+    together = dataclasses.replace(study, trains_alone=False)
+    assert makespan(together, prepared, workers=2) == seconds["pretrain"] + after
 
 
 def test_figures_are_read_as_people_write_them():

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from ssmax.study import reproduction
+from ssmax.study.conductor import Conductor
 from ssmax.study.plan import plan
 from ssmax.study.reproduction import read_study, report, reproduce
 from ssmax.train import configured
@@ -60,6 +61,27 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
         reproduce(other, folder)
     with pytest.raises(ValueError, match="was begun with data"):
         reproduce(tiny, folder, data=tmp_path)
+
+
+def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
+    """Where one fills the machine; what runs is asked for whenever something starts."""
+    beside = []
+    start = Conductor._start
+
+    def watched(self, job):
+        one = start(self, job)
+        beside.append((job.kind, [other for other in running if other.process.poll() is None]))
+        running.append(one)
+        return one
+
+    running = []
+    monkeypatch.setattr(Conductor, "_start", watched)
+    alone = dataclasses.replace(tiny, trains_alone=True)
+    options = {"configurations": ["a", "b"], "seeds": 1, "figures": [5], "data": tokens}
+    assert reproduce(alone, tmp_path / "s", workers=2, **options).is_whole
+    assert [kind for kind, _ in beside].count("pretrain") == 2
+    for kind, others in beside:
+        assert kind != "pretrain" or "pretrain" not in [other.job.kind for other in others]
 
 
 def test_only_some_figures(tiny, tmp_path):

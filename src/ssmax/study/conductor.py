@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax.records import PIECE_VARIABLE
-from ssmax.study.plan import Job, seconds_taken
+from ssmax.study.plan import Job, can_start, seconds_taken
 from ssmax.train.watch import LiveLine, clock
 
 LOGS = "logs"
@@ -80,6 +80,7 @@ class Conductor:
         weights: dict[str, float],
         workers: int,
         expected: float,
+        trains_alone: bool = False,
         minutes: float | None = None,
         piece: str = "",
     ) -> None:
@@ -88,6 +89,7 @@ class Conductor:
         self.command: Callable[[Job], list[str]] = command
         self.workers: int = workers
         self.expected: float = expected
+        self.trains_alone: bool = trains_alone
         self.is_done: set[str] = {
             job.name for job in jobs if seconds_taken(folder, job) is not None
         }
@@ -137,7 +139,8 @@ class Conductor:
                 return
             if job.name in self.is_done or job.name in self.failed or job.name in busy:
                 continue
-            if all(name in self.is_done for name in job.needs):
+            beside = [one.job for one in running]
+            if can_start(job, done=self.is_done, running=beside, trains_alone=self.trains_alone):
                 if not self._has_time_for(job):
                     self.stopped_by = "clock"
                     continue

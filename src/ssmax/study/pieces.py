@@ -86,7 +86,7 @@ def identity(study: Mapping[str, Any]) -> str:
     decides = {
         key: value
         for key, value in study.items()
-        if key not in ("seeds", "seconds", "measured_on", "workers_per_core")
+        if key not in ("seeds", "seconds", "measured_on", "workers_per_core", "trains_alone")
     }
     return config_hash(json.loads(json.dumps(decides)))
 

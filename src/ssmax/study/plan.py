@@ -64,6 +64,7 @@ def plan(
 ) -> list[Job]:
     """The jobs in an order in which they can be done.
 
+    A run is trained and measured, then the next: whoever is interrupted has whole results.
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
     """
     if first_seed < 0:
@@ -105,8 +106,7 @@ def plan(
                 for kind in sorted(wanted):
                     if _applies(kind, name, figures):
                         add(kind, name, first_seed + number)
-    order = {kind: place for place, kind in enumerate(("data", "pretrain", "finetune"))}
-    return sorted(by_name.values(), key=lambda job: order.get(job.kind, 3))
+    return list(by_name.values())
 
 
 def read_figures(texts: Sequence[str]) -> list[int] | None:
@@ -156,12 +156,25 @@ def expected_seconds(study: Study, job: Job) -> float:
     return share * study.seconds[job.kind]
 
 
+def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone: bool) -> bool:
+    """Whether what it needs is done, and the machine is not filled."""
+    is_filled = trains_alone and any(other.kind == "pretrain" for other in running)
+    return done.issuperset(job.needs) and not (is_filled and job.kind == "pretrain")
+
+
 def makespan(study: Study, jobs: Sequence[Job], workers: int) -> float:
-    """Seconds until all jobs are done, as the preset was measured."""
-    free, ends = [0.0] * max(1, workers), dict[str, float]()
-    for job in jobs:
-        ready = max((ends.get(name, 0.0) for name in job.needs), default=0.0)
-        worker = min(range(len(free)), key=lambda index: max(free[index], ready))
-        free[worker] = max(free[worker], ready) + expected_seconds(study, job)
-        ends[job.name] = free[worker]
-    return max(free)
+    """Seconds until these jobs are done, as the preset was measured; what they need besides is."""
+    done = {name for job in jobs for name in job.needs} - {job.name for job in jobs}
+    waiting, running, now = list(jobs), dict[str, tuple[float, Job]](), 0.0
+    while waiting or running:
+        for job in list(waiting):
+            beside = [other for _, other in running.values()]
+            if len(beside) < workers and can_start(
+                job, done=done, running=beside, trains_alone=study.trains_alone
+            ):
+                waiting.remove(job)
+                running[job.name] = now + expected_seconds(study, job), job
+        now, ended = min(running.values(), key=lambda one: one[0])
+        del running[ended.name]
+        done.add(ended.name)
+    return now

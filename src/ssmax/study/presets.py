@@ -63,6 +63,8 @@ class Study:
     """That machine, in words."""
     workers_per_core: bool
     """One job a core and one thread a job, rather than one job with all of the machine."""
+    trains_alone: bool = False
+    """One pretraining fills the machine: beside it are fine-tuning and measurements, at most."""
 
     def __post_init__(self) -> None:
         longest = min(self.loss_length, max(self.needle_lengths))
@@ -158,11 +160,12 @@ def gpu() -> Study:
         papers_needle_trials=10,
         fading_documents=8,
         batch=16,
-        # From what was measured by itself: 555 k tokens/s, 256 documents in 9 s at each theta, a
-        # grid in 36 s, scores in 12 s, packed questions at 697 k tokens/s; with a start each.
-        seconds={"data": 60, "pretrain": 475, "finetune": 65, "loss": 40, "needle": 70},
-        measured_on="one H200, part by part",
+        # Of a whole run at 558 k tokens/s, loss and fine-tuning side by side; needles from what a
+        # grid (36 s) and scores (12 s) take by themselves, with a start.
+        seconds={"data": 60, "pretrain": 506, "finetune": 120, "loss": 37, "needle": 70},
+        measured_on="one H200",
         workers_per_core=False,
+        trains_alone=True,
     )
 
 
@@ -238,6 +241,7 @@ def small() -> Study:
         # Loss and needles from measurements at half to four fifths of these lengths.
         seconds={"data": 60, "pretrain": 196, "finetune": 85, "loss": 20, "needle": 50},
         measured_on="one H200, four jobs at a time",
+        trains_alone=False,
     )
 
 

@@ -109,6 +109,7 @@ def reproduce(
             weights={job.name: expected_seconds(study, job) for job in jobs},
             workers=many,
             expected=expected,
+            trains_alone=study.trains_alone,
             minutes=minutes,
             piece=piece,
         )

@@ -2,13 +2,16 @@
 
 import collections
 import copy
+import itertools
 import threading
 
 import pytest
 import torch
 from tiny_models import OFFLOADED, build, randomise, tokens_of
+from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssmax.hf
@@ -312,3 +315,58 @@ def test_an_encoder_without_a_mask_can_be_traced():
     tokens = tokens_of(1, 6)
     traced = torch.jit.trace(Logits(model), (tokens,), check_trace=False)
     torch.testing.assert_close(traced(tokens), model(tokens).logits)
+
+
+class Twice(nn.Module):
+    def forward(self, s):
+        return 2 * s
+
+
+@torch.no_grad()
+def test_a_graph_reads_s_as_it_is_now():
+    model = converted().eval()
+    scale = scales_of(model)[1]
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    seen = []
+    for change in (
+        lambda: None,
+        lambda: scale.scale.mul_(3),
+        lambda: setattr(scale, "scale", nn.Parameter(scale.scale + 1)),
+        lambda: parametrize.register_parametrization(scale, "scale", Twice()),
+    ):
+        change()
+        seen.append(compiled(**padded()).logits)
+        torch.testing.assert_close(seen[-1], model(**padded()).logits)
+    for one, next_one in itertools.pairwise(seen):
+        assert not torch.allclose(one, next_one)
+
+
+@torch.no_grad()
+def test_a_graph_heeds_hooks_that_were_there():
+    """Torch does not look for those that come later."""
+    model = converted().eval()
+    before = model(**padded()).logits
+    scales_of(model)[1].register_forward_hook(lambda module, given, factor: 2 * factor)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(**padded()).logits
+    torch.testing.assert_close(compiled, model(**padded()).logits)
+    assert not torch.allclose(compiled, before)
+
+
+@torch.no_grad()
+def test_a_graph_asks_for_little_beside_s_and_b():
+    """Torch asks before every run whether all that was looked at is as it was, on the host."""
+    asked = []
+
+    def look(guards):
+        asked.extend(guard.name for guard in guards)
+        return [True] * len(guards)
+
+    torch.compiler.reset()
+    options = {"guard_filter_fn": look}
+    compiled = torch.compile(converted().eval(), backend="eager", fullgraph=True, options=options)
+    compiled(**padded())
+    of_layer = [name for name in asked if "['1']" in name and "['ssmax']" in name]
+    of_all = [name for name in asked if "ssmax_dot" in name]
+    assert 0 < len(of_layer) <= 14 and len(of_all) <= 40, (of_layer, of_all)

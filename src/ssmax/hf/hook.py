@@ -25,6 +25,7 @@ from ssmax.hf.counting import (
 )
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
+from ssmax.ops.scale import unchecked_ssmax_factor
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 22)
@@ -248,6 +249,10 @@ def _known_kind(implementation: str | None) -> Kind:
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Tensor:
+    if torch.compiler.is_compiling() and isinstance(num_keys, Tensor) and num_keys.dim() < 3:
+        learnt = _plain_learnt(scale, query)
+        if learnt is not None:
+            return _scaled_in_graph(query, num_keys, *learnt)
     if isinstance(num_keys, int) and not RULES[scale.rule].learnt:
         # The same for every head, and on no device: a number.
         return query * scale(num_keys)[0].item()
@@ -268,6 +273,29 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
     batch, heads, queries = num_keys.shape
     factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)
     return scale_query(query, factor.diagonal(dim1=1, dim2=2).transpose(1, 2))
+
+
+def _plain_learnt(scale: Any, query: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """s and b where nothing stands between them and the factor; None where something may.
+
+    Before each run a graph asks whether all that was looked at is as it was when it was made, for
+    every layer: here that is s and b, and nothing of SSMaxScale, its rules and its call.
+    """
+    if not isinstance(scale, HookedScale) or scale.rule not in ("ssmax", "ssmax_bias"):
+        return None
+    s, bias = scale._parameters.get("scale"), scale._parameters.get("bias")
+    # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
+    if s is None or (bias is None) == (scale.rule == "ssmax_bias"):
+        return None
+    if s.device != query.device or s.shape[0] != query.shape[1] or hasattr(s, "to_local"):
+        return None
+    return None if scale._forward_hooks or scale._forward_pre_hooks else (s, bias)
+
+
+# In a graph this is one call, which is looked into when the graph is made.
+@torch.compiler.allow_in_graph
+def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
+    return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 
 
 def _weighed_keys(

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
 
 from ssmax.study import reproduction
 from ssmax.study.conductor import Conductor
+from ssmax.study.pieces import pack
 from ssmax.study.plan import plan
 from ssmax.study.reproduction import read_study, report, reproduce
 from ssmax.train import configured
@@ -82,6 +84,23 @@ def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
     assert [kind for kind, _ in beside].count("pretrain") == 2
     for kind, others in beside:
         assert kind != "pretrain" or "pretrain" not in [other.job.kind for other in others]
+
+
+def test_records_are_brought_out_after_every_job(tiny, tokens, tmp_path, monkeypatch):
+    """A machine may be gone at any moment, and leaves what was done by then."""
+    archive, brought = tmp_path / "out" / "p.tar.xz", []
+
+    def watched(folder, path):
+        pack(folder, path)
+        with tarfile.open(path) as packed:
+            brought.append({name for name in packed.getnames() if name.startswith("done/")})
+
+    monkeypatch.setattr(reproduction, "pack", watched)
+    options = {"configurations": ["a"], "seeds": 1, "figures": [5], "data": tokens}
+    assert reproduce(tiny, tmp_path / "s", piece="p", records=archive, **options).is_whole
+    trained = {"done/pretrain-a-0.json"}
+    assert brought[0] == trained and brought[-1] == trained | {"done/loss-a-0.json"}
+    assert list(archive.parent.iterdir()) == [archive]
 
 
 def test_only_some_figures(tiny, tmp_path):

@@ -83,6 +83,7 @@ class Conductor:
         trains_alone: bool = False,
         minutes: float | None = None,
         piece: str = "",
+        on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder: Path = folder
         self.jobs: Sequence[Job] = jobs
@@ -90,6 +91,7 @@ class Conductor:
         self.workers: int = workers
         self.expected: float = expected
         self.trains_alone: bool = trains_alone
+        self.on_done: Callable[[], None] = on_done
         self.is_done: set[str] = {
             job.name for job in jobs if seconds_taken(folder, job) is not None
         }
@@ -175,6 +177,7 @@ class Conductor:
             self.tally.done += self.tally.weights[job.name]
             self.tally.done_here += self.tally.weights[job.name]
             self.line.say(f"done  {job.name}, {clock(seconds)}")
+            self.on_done()
         elif not self.is_stopping:
             lines = one.log.read_text(errors="replace").strip().splitlines()
             self.failed[job.name] = lines[-1] if lines else f"exit {one.process.returncode}"

@@ -48,10 +48,14 @@ def check_piece(name: str) -> None:
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """The records of a study's folder as one file, without the paths of the machine."""
+    """The records of a study's folder as one file, without the paths of the machine.
+
+    All or nothing: whoever copies the file meanwhile has that of before.
+    """
     archive.parent.mkdir(parents=True, exist_ok=True)
     homes = _homes(folder, archive)
-    with tarfile.open(archive, "w:xz") as packed:
+    hidden = archive.with_name(f".{archive.name}.writing")
+    with tarfile.open(hidden, "w:xz") as packed:
         for path in _records(folder):
             content = path.read_text()
             for home in homes:
@@ -59,6 +63,7 @@ def pack(folder: Path, archive: Path) -> None:
             entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
             entry.size = len(content.encode())
             packed.addfile(entry, io.BytesIO(content.encode()))
+    hidden.replace(archive)
 
 
 def gather(archives: Sequence[Path], folder: Path) -> list[str]:

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from ssmax._files import LOCK, locked, write_whole
@@ -60,7 +60,8 @@ def reproduce(
 
     Everything is measured on the validation side of the text, or on all of `test`. After
     `minutes` what runs is saved, and the same call goes on. A `piece` of a larger study has a
-    name, and its `records` go into an archive, however it ends. `command` is what was typed.
+    name, and its `records` go into an archive after every job, however it ends. `command` is what
+    was typed.
     """
     jobs = plan(
         study,
@@ -93,6 +94,16 @@ def reproduce(
         return Reproduced(is_whole=not left, failed={})
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // many) if study.workers_per_core else 0
+
+    def keep_records() -> None:
+        if records is not None:
+            pack(folder, records)
+
+    def keep_records_so_far() -> None:
+        # A full disk ends nothing that runs; at the end it is told.
+        with suppress(OSError):
+            keep_records()
+
     with locked(folder) if left else nullcontext():
         _write(study, folder, jobs, origin=origin, command=command)
         conductor = Conductor(
@@ -112,10 +123,10 @@ def reproduce(
             trains_alone=study.trains_alone,
             minutes=minutes,
             piece=piece,
+            on_done=keep_records_so_far,
         )
         stopped_by = conductor.run()
-        if records is not None:
-            pack(folder, records)
+        keep_records()
         if stopped_by is not None:
             return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)

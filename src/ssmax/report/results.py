@@ -158,7 +158,8 @@ def numbers(findings: Findings) -> str:
 
 
 def comparisons(found: Sequence[Comparison]) -> str:
-    """Every comparison that was made, and its verdict."""
+    """Every comparison that was made, and its verdict; below, why others were not."""
+    made = [one for one in found if one.verdict != "not measured"]
     rows = [
         [
             one.claim,
@@ -167,9 +168,13 @@ def comparisons(found: Sequence[Comparison]) -> str:
             one.basis,
             one.verdict,
         ]
-        for one in found
+        for one in made
     ]
-    return _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
+    table = _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
+    if len(made) == len(found):
+        return table
+    why = dict.fromkeys(one.basis for one in found if one.verdict == "not measured")
+    return f"{table}\n\nNot made: {len(found) - len(made)} comparisons. {'; '.join(why)}."
 
 
 def _cell(values: Sequence[float]) -> str:

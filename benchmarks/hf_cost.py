@@ -15,7 +15,6 @@ time over that of the unconverted one, the median over turns.
 """
 
 import argparse
-import collections
 import copy
 import dataclasses
 import statistics
@@ -27,12 +26,11 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 import ssmax.hf
 from ssmax import initial_s
 from ssmax.records import BenchmarkRow, Provenance, append_csv
+from train_profile import watched
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, CONVERTED = "Transformers, softmax (yardstick)", "converted"
@@ -167,15 +165,13 @@ def in_turns(
 
 def kernels_of(run: Callable[[int], None], count: int) -> dict[str, tuple[float, float]]:
     """Microseconds and launches of a token by the kernel's name; the prompt's come off."""
-    sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    for tokens, sign in ((count + BEFORE, 1), (BEFORE, -1)):
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            run(tokens)
-        for event in profiler.events():
-            if event.device_type == DeviceType.CUDA:
-                sums[event.name][0] += sign * event.time_range.elapsed_us() / count
-                sums[event.name][1] += sign / count
-    return {name: (taken, launches) for name, (taken, launches) in sums.items()}
+    whole, prompt = watched(run, count + BEFORE), watched(run, BEFORE)
+    kernels = {}
+    for name in {*whole, *prompt}:
+        taken, launches = whole.get(name, (0.0, 0))
+        before, launches_before = prompt.get(name, (0.0, 0))
+        kernels[name] = (taken - before) * 1e3 / count, (launches - launches_before) / count
+    return kernels
 
 
 def print_kernels(runs: dict[str, Callable[[int], None]], count: int) -> None:
@@ -204,7 +200,7 @@ def measure(
         "compiled": (compiled, static_decoder_of, COMPILED_TOKENS, COMPILED_TURNS),
     }
     for kind, make, count, turns in (kinds[part] for part in parts):
-        rows_of = case.batch if make is trainer_of else batch
+        rows_of = case.batch if make is trainer_of else min(batch, case.batch)
         runs = {
             name: make(model, tokens[:rows_of])
             for name, model in models.items()
@@ -259,7 +255,9 @@ def main() -> None:
     names = [case.name for case in CASES]
     parser.add_argument("--case", choices=names, help="one of the models alone")
     parser.add_argument("--only", choices=PARTS, help="a part of it; compiled needs a GPU")
-    parser.add_argument("--batch", type=int, default=1, help="prompts at a time, at most 8")
+    parser.add_argument(
+        "--batch", type=int, default=1, help="prompts at a time, at most those of training"
+    )
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"

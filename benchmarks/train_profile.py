@@ -43,16 +43,16 @@ def kind_of(kernel: str) -> str:
     return next(found, "other")
 
 
-def watched(some_steps) -> dict[str, tuple[float, int]]:
-    """Milliseconds and launches a step, by the kernel's name."""
+def watched(some_steps, count: int) -> dict[str, tuple[float, int]]:
+    """Milliseconds and launches of so many steps, by the kernel's name."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        some_steps(STEPS)
+        some_steps(count)
     kernels: dict[str, tuple[float, int]] = collections.defaultdict(lambda: (0.0, 0))
     for event in profiler.events():
         if event.device_type == DeviceType.CUDA:
-            taken, count = kernels[event.name]
-            kernels[event.name] = taken + event.time_range.elapsed_us() / 1e3 / STEPS, count + 1
-    return {name: (taken, count // STEPS) for name, (taken, count) in kernels.items()}
+            taken, launches = kernels[event.name]
+            kernels[event.name] = taken + event.time_range.elapsed_us() / 1e3, launches + 1
+    return dict(kernels)
 
 
 def main() -> None:
@@ -78,7 +78,10 @@ def main() -> None:
                 run = stack.enter_context(trainer_of(name, with_rule(shape, name), BATCH))
                 run(10)
                 step = statistics.median(run(STEPS)[0] for _ in range(4))
-                every[name] = watched(run)
+                every[name] = {
+                    kernel: (taken / STEPS, launches // STEPS)
+                    for kernel, (taken, launches) in watched(run, STEPS).items()
+                }
                 kinds: dict[str, tuple[float, int]] = collections.defaultdict(lambda: (0.0, 0))
                 for kernel, (taken, count) in every[name].items():
                     so_far, launches = kinds[kind_of(kernel)]

@@ -12,6 +12,7 @@ from ssmax.report.results import (
     headlines,
     numbers,
     read_results,
+    shown_figures,
     tables,
     variants_figure,
     written,
@@ -32,6 +33,20 @@ def test_every_table_of_results_is_made_of_the_records(results, document):
     text = (ROOT / document).read_text()
     assert "<!-- results: " in text
     assert written(text, tables(results)) == text
+
+
+def test_a_figure_in_the_docs_is_the_one_of_the_study():
+    shown = shown_figures((ROOT / "docs/results.md").read_text())
+    assert shown
+    for picture, figure in shown.items():
+        there = (ROOT / "docs/pictures" / picture).read_bytes()
+        assert there == (ROOT / "results" / figure).read_bytes(), picture
+
+
+def test_headlines_begin_with_the_largest_model(results):
+    studies = [line.split(" | ")[0] for line in headlines(results).splitlines()[2:]]
+    sizes = [("| gpu", "| small", "| quick").index(study.split("-")[0]) for study in studies]
+    assert sizes == sorted(sizes)
 
 
 def test_the_verdicts_are_those_of_the_claims_on_the_records(results):

@@ -6,7 +6,14 @@
 from pathlib import Path
 
 from ssmax._files import write_whole
-from ssmax.report.results import BASES, read_results, tables, variants_figure, written
+from ssmax.report.results import (
+    BASES,
+    read_results,
+    shown_figures,
+    tables,
+    variants_figure,
+    written,
+)
 from ssmax.report.style import as_svg
 from ssmax.study.reproduction import report
 
@@ -26,7 +33,11 @@ def main() -> None:
             write_whole(ROOT / "results" / f"variants-of-{base}.svg", as_svg(drawn))
     made = tables(results)
     for name in DOCUMENTS:
-        write_whole(ROOT / name, written((ROOT / name).read_text(), made))
+        text = written((ROOT / name).read_text(), made)
+        write_whole(ROOT / name, text)
+        # A page of the site shows what lies beside it.
+        for picture, figure in shown_figures(text).items():
+            write_whole(ROOT / "docs/pictures" / picture, (ROOT / "results" / figure).read_text())
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
+LARGEST_FIRST = ("paper", "gpu", "small", "quick")
 
 
 def read_results(folder: Path) -> dict[str, Findings]:
@@ -56,17 +57,29 @@ def written(text: str, made: Mapping[str, str]) -> str:
     return re.sub(marks, anew, text, flags=re.DOTALL)
 
 
+def shown_figures(text: str) -> dict[str, str]:
+    """Of every picture of a study that a document shows, its name and the figure in results/."""
+    pictures = re.findall(r"\(pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
+    return {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
+
+
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know of every study, but for those whose code no commit holds."""
     rows = [
         [_short_name(name), one.text, _effect(one), one.basis, one.verdict, f"`results/{name}`"]
-        for name, findings in sorted(results.items())
+        for name, findings in sorted(results.items(), key=_largest_first)
         if ":" not in findings.study["preset"] and _is_committed(findings)
         for one in findings.comparisons
         if one.text in HEADLINES
     ]
     header = ["study", "the paper says", "effect [95 %]", "over", "verdict", "records"]
     return _table(header, rows)
+
+
+def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
+    name, findings = result
+    preset, _, _ = findings.study["preset"].partition(":")
+    return LARGEST_FIRST.index(preset), name
 
 
 def _is_committed(findings: Findings) -> bool:

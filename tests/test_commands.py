@@ -212,7 +212,7 @@ BROUGHT_ALONG = {
     r"mine\.toml": lambda path, _: path.write_text("[optim]\nweight_decay = 0.05\n"),
     r"runs/(\w+)-([ab])(-qa)?": write_run,
     r"texts": write_texts,
-    r"tokens": typed("ssmax data prepare texts {path} --tokenizer gpt2"),
+    r"tokens|windows": typed("ssmax data prepare texts {path} --tokenizer gpt2"),
     r"train-v2\.0\.json": write_questions,
 }
 """What a reader has before the page begins, by its name, and how it comes about."""
@@ -221,7 +221,7 @@ BROUGHT_ALONG = {
 def furnish(words: list[str], left: set[Path | None]) -> None:
     """Bring along what a command names and nobody left; not what it is to leave itself."""
     for word in words:
-        path = Path(word.removeprefix("tokens:"))
+        path = Path(word.removeprefix("tokens:").removesuffix("+hidden:7"))
         if path in left or os.path.lexists(path):
             continue
         for pattern, write in BROUGHT_ALONG.items():

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from ssmax.study.plan import (
+    begins_at,
     expected_seconds,
     makespan,
     mark_done,
@@ -73,6 +74,7 @@ def test_f_goes_on_from_a_where_both_are_wanted():
     assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
     whole = quick().seconds["pretrain"]
     assert expected_seconds(quick(), both) == whole / 8
+    assert begins_at(quick(), both) == 7 / 8 and begins_at(quick(), alone) == 0.0
     assert expected_seconds(quick(), alone) == whole
 
 
@@ -106,6 +108,19 @@ def test_where_one_training_fills_the_machine_there_is_no_second_beside_it():
     assert makespan(study, prepared, workers=2) == 2 * seconds["pretrain"] + after
     together = dataclasses.replace(study, trains_alone=False)
     assert makespan(together, prepared, workers=2) == seconds["pretrain"] + after
+
+
+def test_what_is_being_done_counts_with_what_is_left_of_it():
+    study = gpu()
+    jobs = plan(study, configurations=["a"], seeds=1)
+    left = [job for job in jobs if job.kind != "data"]
+    whole = makespan(study, left, workers=1)
+    begun = makespan(study, left, workers=1, done={"pretrain-a-0": 0.25})
+    assert whole - begun == pytest.approx(study.seconds["pretrain"] / 4)
+    # Though it stands behind others in the plan.
+    tail = [job for job in left if job.kind in ("loss", "needle")]
+    alone = makespan(study, tail, workers=1, done={"needle-a-0": 0.5})
+    assert alone == pytest.approx(study.seconds["loss"] + study.seconds["needle"] / 2)
 
 
 def test_figures_are_read_as_people_write_them():

@@ -107,7 +107,7 @@ def hide(
             f"the haystack has {len(text)} tokens, a context of {length} needs {room}; "
             "give a longer text"
         )
-    hay = [int(token) for token in text[:room]]
+    hay = np.asarray(text[:room]).tolist()
     place = _place(hay, round(depth * room), breaks)
     sentence = (place, place + len(statement) + len(number) + len(end))
     start = place + len(statement)

@@ -7,17 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from ssmax.records import PIECE_VARIABLE
-from ssmax.study.plan import Job, can_start, seconds_taken
+from ssmax.study.plan import Job, begins_at, can_start, expected_seconds, makespan, seconds_taken
+from ssmax.study.presets import Study
 from ssmax.train.watch import LiveLine, clock
 
 LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_FORECASTS = 3.0
 SECONDS_TO_START = 45
 """With less left of the time, nothing is started: it would be compiled and stopped."""
 StoppedBy = Literal["signal", "clock"]
@@ -32,7 +34,10 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
+    begins_at: float = 0.0
+    """The share of its steps that was done before."""
     share: float = 0.0
+    """Of the others."""
     words: str = "starting"
     is_told: bool = False
     """It knows that it has to stop."""
@@ -44,28 +49,47 @@ class Running:
             found = _PROGRESS.findall(file.read().decode(errors="replace"))
         if found:
             self.words, done, total = found[-1]
-            self.share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
+            share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
+            self.share = max(0.0, share - self.begins_at) / (1.0 - self.begins_at)
 
 
-@dataclass(slots=True)
-class Tally:
-    """How much of the work is done, by what the jobs are expected to take."""
+class Forecast:
+    """How much of a study is done, and when all of it will be, by what its jobs should take."""
 
-    weights: dict[str, float]
-    done: float = 0.0
-    done_here: float = 0.0
-    started: float = field(default_factory=time.monotonic)
+    def __init__(self, study: Study, jobs: Sequence[Job], workers: int, left: set[str]) -> None:
+        self.study: Study = study
+        self.jobs: Sequence[Job] = jobs
+        self.workers: int = workers
+        self.weights: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
+        self.started: float = time.monotonic()
+        self.planned: float = self._planned(left, {})
+        self._told: tuple[float, float] = (-math.inf, self.planned)
 
-    def left(self, running: Sequence[Running], expected: float) -> tuple[float, float]:
-        """The share that is done, and seconds to go at the speed so far."""
-        begun = sum(self.weights[one.job.name] * one.share for one in running)
+    def share(self, left: set[str], running: Mapping[str, float]) -> float:
+        """Of the work, that is done; `running` has that of jobs that are being done."""
         total = sum(self.weights.values())
-        here, gone = self.done_here + begun, time.monotonic() - self.started
-        rest = max(0.0, total - self.done - begun)
-        # Until a tenth of it is done here, the plan's own estimate is the better one.
-        is_known = here > 0.1 * (total - self.done + self.done_here)
-        seconds = rest * gone / here if is_known else max(0.0, expected - gone)
-        return (self.done + begun) / max(total, 1e-9), seconds
+        rest = sum(self.weights[name] * (1.0 - running.get(name, 0.0)) for name in left)
+        return 1.0 - rest / max(total, 1e-9)
+
+    def seconds(self, left: set[str], running: Mapping[str, float]) -> float:
+        """To go: the plan's own estimate, at the pace so far once a tenth of it is behind."""
+        now = time.monotonic()
+        when, told = self._told
+        # To plan a large study takes some hundredths of a second.
+        if now - when < SECONDS_BETWEEN_FORECASTS:
+            return max(0.0, told - (now - when))
+        to_go, gone = self._planned(left, running), now - self.started
+        behind = self.planned - to_go
+        if behind > 0.1 * self.planned:
+            to_go *= gone / behind
+        else:
+            to_go = max(0.0, self.planned - gone)
+        self._told = now, to_go
+        return to_go
+
+    def _planned(self, left: set[str], running: Mapping[str, float]) -> float:
+        jobs = [job for job in self.jobs if job.name in left]
+        return makespan(self.study, jobs, self.workers, done=running)
 
 
 class Conductor:
@@ -76,11 +100,9 @@ class Conductor:
         folder: Path,
         jobs: Sequence[Job],
         *,
+        study: Study,
         command: Callable[[Job], list[str]],
-        weights: dict[str, float],
         workers: int,
-        expected: float,
-        trains_alone: bool = False,
         minutes: float | None = None,
         piece: str = "",
         on_done: Callable[[], None] = lambda: None,
@@ -89,14 +111,13 @@ class Conductor:
         self.jobs: Sequence[Job] = jobs
         self.command: Callable[[Job], list[str]] = command
         self.workers: int = workers
-        self.expected: float = expected
-        self.trains_alone: bool = trains_alone
+        self.trains_alone: bool = study.trains_alone
         self.on_done: Callable[[], None] = on_done
         self.is_done: set[str] = {
             job.name for job in jobs if seconds_taken(folder, job) is not None
         }
         self.failed: dict[str, str] = {}
-        self.tally: Tally = Tally(weights, done=sum(weights[name] for name in self.is_done))
+        self.forecast: Forecast = Forecast(study, jobs, workers, self._left())
         self.line: LiveLine = LiveLine()
         self.is_stopping: bool = False
         self.stopped_by: StoppedBy | None = None
@@ -152,7 +173,7 @@ class Conductor:
                     return
 
     def _has_time_for(self, job: Job) -> bool:
-        return time.monotonic() + seconds_to_use(job, self.tally.weights[job.name]) <= self.ends
+        return time.monotonic() + seconds_to_use(job, self.forecast.weights[job.name]) <= self.ends
 
     def _start(self, job: Job) -> Running:
         log = self.folder / LOGS / f"{job.name}.log"
@@ -167,15 +188,13 @@ class Conductor:
                 # Ctrl-C is for the conductor, who tells the others.
                 start_new_session=True,
             )
-        return Running(job, process, log)
+        return Running(job, process, log, begins_at=begins_at(self.forecast.study, job))
 
     def _ended(self, one: Running) -> None:
         job = one.job
         seconds = seconds_taken(self.folder, job)
         if one.process.returncode == 0 and seconds is not None:
             self.is_done.add(job.name)
-            self.tally.done += self.tally.weights[job.name]
-            self.tally.done_here += self.tally.weights[job.name]
             self.line.say(f"done  {job.name}, {clock(seconds)}")
             self.on_done()
         elif not self.is_stopping:
@@ -186,10 +205,19 @@ class Conductor:
     def _show(self, running: Sequence[Running]) -> None:
         for one in running:
             one.look()
-        share, seconds = self.tally.left(running, self.expected)
+        left, shares = self._left(), {one.job.name: one.share for one in running}
+        share, seconds = self.forecast.share(left, shares), self.forecast.seconds(left, shares)
         jobs = f"{len(self.is_done)}/{len(self.jobs)} jobs"
         words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
         self.line.show(f"{jobs}  {share:.0%}  {clock(seconds)} left  {words}")
+
+    def _left(self) -> set[str]:
+        """What will still be done: not what has failed, nor what needs that."""
+        lost = set(self.failed)
+        for job in self.jobs:
+            if lost.intersection(job.needs):
+                lost.add(job.name)
+        return {job.name for job in self.jobs} - self.is_done - lost
 
     def _stop(self, number: int, frame: object) -> None:
         if self.stopped_by == "signal":

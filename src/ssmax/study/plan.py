@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -151,9 +151,13 @@ def seconds_taken(folder: Path, job: Job) -> float | None:
 
 def expected_seconds(study: Study, job: Job) -> float:
     """What a job takes, as the preset was measured."""
+    return (1.0 - begins_at(study, job)) * study.seconds[job.kind]
+
+
+def begins_at(study: Study, job: Job) -> float:
+    """The share of its steps that a job finds done: (f) goes on where (a) was at its switch."""
     goes_on = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
-    share = configured(study.pretraining, "f").switch.last_fraction if goes_on else 1.0
-    return share * study.seconds[job.kind]
+    return 1.0 - configured(study.pretraining, "f").switch.last_fraction if goes_on else 0.0
 
 
 def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone: bool) -> bool:
@@ -162,19 +166,28 @@ def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone:
     return done.issuperset(job.needs) and not (is_filled and job.kind == "pretrain")
 
 
-def makespan(study: Study, jobs: Sequence[Job], workers: int) -> float:
-    """Seconds until these jobs are done, as the preset was measured; what they need besides is."""
-    done = {name for job in jobs for name in job.needs} - {job.name for job in jobs}
-    waiting, running, now = list(jobs), dict[str, tuple[float, Job]](), 0.0
+def makespan(
+    study: Study, jobs: Sequence[Job], workers: int, *, done: Mapping[str, float] | None = None
+) -> float:
+    """Seconds until these jobs are done, as the preset was measured; what they need besides is.
+
+    Of those that are being done, `done` has the share that is.
+    """
+    shares = done or {}
+    there = {name for job in jobs for name in job.needs} - {job.name for job in jobs}
+    # What is being done stays so.
+    waiting = sorted(jobs, key=lambda job: job.name not in shares)
+    running, now = dict[str, tuple[float, Job]](), 0.0
     while waiting or running:
         for job in list(waiting):
             beside = [other for _, other in running.values()]
             if len(beside) < workers and can_start(
-                job, done=done, running=beside, trains_alone=study.trains_alone
+                job, done=there, running=beside, trains_alone=study.trains_alone
             ):
                 waiting.remove(job)
-                running[job.name] = now + expected_seconds(study, job), job
+                seconds = expected_seconds(study, job) * (1.0 - shares.get(job.name, 0.0))
+                running[job.name] = now + seconds, job
         now, ended = min(running.values(), key=lambda one: one[0])
         del running[ended.name]
-        done.add(ended.name)
+        there.add(ended.name)
     return now

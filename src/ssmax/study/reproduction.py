@@ -88,8 +88,7 @@ def reproduce(
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)
-    expected = makespan(study, left, many)
-    _say_plan(study, folder, jobs, left, many, expected, minutes)
+    _say_plan(study, folder, jobs, left, many, makespan(study, left, many), minutes)
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,6 +108,7 @@ def reproduce(
         conductor = Conductor(
             folder,
             jobs,
+            study=study,
             command=lambda job: worker_command(
                 folder,
                 job,
@@ -117,10 +117,7 @@ def reproduce(
                 threads=threads,
                 launcher=launcher,
             ),
-            weights={job.name: expected_seconds(study, job) for job in jobs},
             workers=many,
-            expected=expected,
-            trains_alone=study.trains_alone,
             minutes=minutes,
             piece=piece,
             on_done=keep_records_so_far,

@@ -1,0 +1,56 @@
+"""When a study will be done, as its line says while it runs."""
+
+import time
+
+import pytest
+
+from ssmax.study.conductor import SECONDS_BETWEEN_FORECASTS, Forecast
+from ssmax.study.plan import makespan, plan
+from ssmax.study.presets import gpu
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which a test sets."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.fixture
+def forecast(clock):
+    study = gpu()
+    jobs = [job for job in plan(study, configurations=["a", "b"], seeds=1) if job.kind != "data"]
+    return Forecast(study, jobs, 2, {job.name for job in jobs})
+
+
+def names(forecast):
+    return {job.name for job in forecast.jobs}
+
+
+def test_it_begins_with_the_plan(forecast):
+    left = names(forecast)
+    assert forecast.seconds(left, {}) == makespan(forecast.study, forecast.jobs, 2)
+    assert forecast.share(left, {}) == 0.0 and forecast.share(set(), {}) == pytest.approx(1.0)
+
+
+def test_two_side_by_side_are_not_waited_for_one_after_the_other(forecast, clock):
+    # The first training runs alone, and exactly as long as it should.
+    clock[0] += 0.5 * forecast.study.seconds["pretrain"]
+    to_go = forecast.seconds(names(forecast), {"pretrain-a-0": 0.5})
+    assert to_go == pytest.approx(forecast.planned - 0.5 * forecast.study.seconds["pretrain"])
+
+
+def test_a_slower_machine_is_noticed(forecast, clock):
+    clock[0] += 3 * forecast.study.seconds["pretrain"]
+    left = names(forecast) - {"pretrain-a-0"}
+    rest = forecast.planned - forecast.study.seconds["pretrain"]
+    assert forecast.seconds(left, {}) == pytest.approx(3 * rest)
+
+
+def test_between_two_forecasts_the_clock_goes_on(forecast, clock):
+    first = forecast.seconds(names(forecast), {})
+    clock[0] += 0.5 * SECONDS_BETWEEN_FORECASTS
+    assert forecast.seconds(set(), {}) == first - 0.5 * SECONDS_BETWEEN_FORECASTS
+    clock[0] += SECONDS_BETWEEN_FORECASTS
+    assert forecast.seconds(set(), {}) == 0.0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssmax.nn import SSMaxScale
-from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import overall
 from ssmax.report.findings import Findings, Replica
 from ssmax.report.page import page
@@ -46,6 +46,12 @@ def findings(*, better=ORDER, seeds=1):
             found.position_losses.setdefault(name, {})[seed] = PositionLoss(
                 run=name, mean=[3.0] * 4 * LENGTH, std=[0.1] * 4 * LENGTH, count=12,
                 edges=[0, LENGTH, 4 * LENGTH], binned=binned, provenance=HERE,
+            )  # fmt: skip
+            far_weight = (0.1 + 0.05 * good + chance.normal(0, 0.01, (2, 4))).tolist()
+            found.fading.setdefault(name, {})[seed] = Fading(
+                run=name, num_keys=[1, LENGTH, 2 * LENGTH], entropy=[[[0.0] * 3] * 4] * 2,
+                largest=[[[1.0, 0.5, weight] for weight in row] for row in far_weight],
+                count=8, provenance=HERE,
             )  # fmt: skip
             found.trials.setdefault(name, {})[seed] = [
                 NeedleTrial(
@@ -88,6 +94,7 @@ def test_the_opposite_contradicts_and_is_shown_as_such():
     upside_down = {name: 6 - good for name, good in ORDER.items()}
     found = verdicts(findings(better=upside_down))
     for text in (
+        "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
         "beyond the training length (b) loses less than (a)",
         "beyond the training length (b) finds more numbers than (a)",
         "(b)'s top heads weigh the paper's needle more than (a)'s",
@@ -108,6 +115,14 @@ def test_the_mathematics_holds_without_any_measurement():
     assert {one.claim for one in found} == {"C1", "C3"}
     assert {one.verdict for one in found} == {"supported"}
     assert {one.basis for one in found} == {"computed exactly"}
+
+
+def test_fading_in_the_heads_is_ours_and_from_the_training_length_on():
+    found = [one for one in judge(findings(), HERE) if "heads falls" in one.text]
+    assert [one.is_ours for one in found] == [True, True]
+    # 0.05 for every step of "better", whatever happens before the training length.
+    assert found[0].effect == pytest.approx(0.3, abs=0.02)
+    assert found[0].basis == "bootstrap over 8 heads, one seed"
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,8 @@ CAPTIONS = {
     ),
 }
 
+EXACT = "computed exactly"
+"""What a comparison is over in which there is no chance."""
 NEAR_NATS = 0.02
 """Two losses that differ by less are called about equal; our choice."""
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.records import Comparison, NeedleTrial, PositionLoss
+from ssmax.records import Comparison, Fading, NeedleTrial, PositionLoss
+from ssmax.report.captions import EXACT
 from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import ByReplica, Findings, Record, read_findings
 from ssmax.report.style import LOOKS
@@ -18,12 +19,16 @@ HEADLINES = (
     "beyond the training length (b) loses less than (a)",
     "beyond the training length (b) finds more numbers than (a)",
     "the top needle score of (b) is above that of (a)",
+    "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )
-"""What a reader wants to know first, one comparison of each claim that needs a measurement."""
+"""What a reader wants to know first: of each claim that needs a measurement a comparison, and fading
+itself."""
 VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
+WITH_S = ("b", "d", "f", "temperature", "sqrt_log")
+"""Configurations that learn one number per head, by which something is multiplied."""
 LARGEST_FIRST = ("paper", "gpu", "small", "quick")
 
 
@@ -34,10 +39,13 @@ def read_results(folder: Path) -> dict[str, Findings]:
 
 def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     """All tables by the name that a document calls them by."""
-    made = {"headlines": headlines(results)}
+    made = {"headlines": headlines(results), "computed": computed(results)}
     made |= {f"variants of {base}": variants(results, base) for base in BASES}
     for name, findings in sorted(results.items()):
         made[f"{name} numbers"] = numbers(findings)
+        made[f"{name} needles"] = needles(findings, lambda trial: trial.is_whole)
+        made[f"{name} first digits"] = needles(findings, lambda trial: trial.first_digit)
+        made[f"{name} heads"] = heads(findings)
         made[f"{name} comparisons"] = comparisons(findings.comparisons)
     return made
 
@@ -66,11 +74,13 @@ def shown_figures(text: str) -> dict[str, str]:
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know of every study, but for those whose code no commit holds."""
     rows = [
-        [_short_name(name), one.text, _effect(one), one.basis, one.verdict, f"`results/{name}`"]
+        [_short_name(name), _said(one), _effect(one), one.basis, one.verdict, f"`results/{name}`"]
         for name, findings in sorted(results.items(), key=_largest_first)
         if ":" not in findings.study["preset"] and _is_committed(findings)
-        for one in findings.comparisons
-        if one.text in HEADLINES
+        for one in sorted(
+            (one for one in findings.comparisons if one.text in HEADLINES),
+            key=lambda one: HEADLINES.index(one.text),
+        )
     ]
     header = ["study", "the paper says", "effect [95 %]", "over", "verdict", "records"]
     return _table(header, rows)
@@ -143,51 +153,109 @@ def _last_tenth(curve: tuple[list[int], list[float]]) -> float:
 def numbers(findings: Findings) -> str:
     """Means of every configuration over its runs, from the least to the largest in brackets."""
     length = findings.train_length
-    columns = [
-        _values(findings.curves, _last_tenth),
-        _values(findings.position_losses, _loss(length, is_long=False)),
-        _values(findings.position_losses, _loss(length, is_long=True)),
-        _values(findings.same_theta_losses, _loss(length, is_long=True)),
-        _values(findings.trials, _found(length, is_long=False)),
-        _values(findings.trials, _found(length, is_long=True)),
-    ]
+    return _by_configuration(
+        {
+            "training loss, last tenth": _values(findings.curves, _last_tenth),
+            f"loss within {length:,}": _values(
+                findings.position_losses, _loss(length, is_long=False)
+            ),
+            "beyond": _values(findings.position_losses, _loss(length, is_long=True)),
+            "beyond, theta unchanged": _values(
+                findings.same_theta_losses, _loss(length, is_long=True)
+            ),
+            f"numbers found within {length:,}": _values(
+                findings.trials, _found(length, is_long=False)
+            ),
+            "numbers found beyond": _values(findings.trials, _found(length, is_long=True)),
+        }
+    )
+
+
+def _by_configuration(columns: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """A row for every configuration that has a value in one of the columns."""
     rows = []
     for name, look in LOOKS.items():
-        cells = [_cell(column.get(name, [])) for column in columns]
+        cells = [_cell(column.get(name, [])) for column in columns.values()]
         if set(cells) != {"-"}:
-            runs = max(len(home.get(name, ())) for home in (findings.curves, findings.trials))
+            runs = max(len(column.get(name, [])) for column in columns.values())
             rows.append([look.label, str(runs), *cells])
-    header = [
-        "configuration",
-        "runs",
-        "training loss, last tenth",
-        f"loss within {length:,}",
-        "beyond",
-        "beyond, theta unchanged",
-        f"numbers found within {length:,}",
-        "beyond",
-    ]
-    return _table(header, rows)
+    return _table(["configuration", "runs", *columns], rows)
+
+
+def needles(findings: Findings, is_right: Callable[[NeedleTrial], bool]) -> str:
+    """The share of trials that every configuration gets right, by the size of the context."""
+
+    def right_in(length: int) -> Callable[[list[NeedleTrial]], float]:
+        return lambda trials: float(np.mean([is_right(x) for x in trials if x.length == length]))
+
+    lengths = sorted(findings.study["needle_lengths"])
+    return _by_configuration(
+        {f"{length:,} tokens": _values(findings.trials, right_in(length)) for length in lengths}
+    )
+
+
+def heads(findings: Findings) -> str:
+    """How sharp the heads of every configuration are where n keys are seen, and their s."""
+    grids = {tuple(one.num_keys) for home in findings.fading.values() for one in home.values()}
+    if len(grids) != 1:
+        return "Not measured yet."
+    (num_keys,) = grids
+    length = findings.train_length
+    marks = {length // 16, length, 4 * length}.intersection(num_keys) | {num_keys[-1]}
+    places = {n: num_keys.index(n) for n in sorted(marks)}
+
+    def largest_at(place: int) -> Callable[[Fading], float]:
+        return lambda record: float(np.array(record.largest)[:, :, place].mean())
+
+    def entropy_at(place: int) -> Callable[[Fading], float]:
+        return lambda record: float(np.array(record.entropy)[:, :, place].mean())
+
+    columns = {
+        f"largest weight at n = {n:,}": _values(findings.fading, largest_at(place))
+        for n, place in places.items()
+    } | {
+        f"entropy at n = {n:,}": _values(findings.fading, entropy_at(place))
+        for n, place in places.items()
+    }
+    with_s = {name: home for name, home in findings.scales.items() if name in WITH_S}
+    columns["s"] = _values(with_s, _mean_s)
+    return _by_configuration(columns)
+
+
+def _mean_s(learnt: Mapping[str, Sequence[float]]) -> float:
+    """Over all heads of all layers."""
+    return float(np.mean([row for name, row in learnt.items() if name.endswith(".scale")]))
 
 
 def comparisons(found: Sequence[Comparison]) -> str:
-    """Every comparison that was made, and its verdict; below, why others were not."""
-    made = [one for one in found if one.verdict != "not measured"]
+    """Every comparison that was measured, and its verdict; below, why others were not made."""
+    left_out = [one for one in found if one.verdict == "not measured"]
+    made = [one for one in found if one not in left_out and one.basis != EXACT]
+    table = _judged(made)
+    if not left_out:
+        return table
+    why = dict.fromkeys(one.basis for one in left_out)
+    return f"{table}\n\nNot made: {len(left_out)} comparisons. {'; '.join(why)}."
+
+
+def computed(results: Mapping[str, Findings]) -> str:
+    """The comparisons that are mathematics, and the same in every study."""
+    one = next(iter(results.values()))
+    return _judged([found for found in one.comparisons if found.basis == EXACT])
+
+
+def _judged(found: Sequence[Comparison]) -> str:
     rows = [
         [
             one.claim,
-            one.text + (" [ours]" if one.is_ours else ""),
+            _said(one),
             _effect(one),
             one.basis,
             one.verdict,
         ]
-        for one in made
+        for one in found
     ]
-    table = _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
-    if len(made) == len(found):
-        return table
-    why = dict.fromkeys(one.basis for one in found if one.verdict == "not measured")
-    return f"{table}\n\nNot made: {len(found) - len(made)} comparisons. {'; '.join(why)}."
+    return _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
 
 
 def _cell(values: Sequence[float]) -> str:
@@ -201,6 +269,10 @@ def _effect(one: Comparison) -> str:
     if one.verdict == "not measured":
         return "-"
     return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}] {one.unit}"
+
+
+def _said(one: Comparison) -> str:
+    return one.text + (" [ours]" if one.is_ours else "")
 
 
 def _short_name(name: str) -> str:

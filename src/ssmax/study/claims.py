@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssmax.records import Comparison, NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.records import Comparison, Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import NEAR_NATS
 from ssmax.report.curves import top_score
 from ssmax.report.figures import (
@@ -55,7 +55,7 @@ class Pair:
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
     """Every comparison that what was measured allows."""
-    results = [*_claim_1(), *_claim_2(findings), *_claim_3()]
+    results = [*_claim_1(findings), *_claim_2(findings), *_claim_3()]
     for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
         results += claim(findings)
     return [
@@ -78,7 +78,7 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
 Result = tuple[str, str, Interval, str, str, bool]
 
 
-def _claim_1() -> list[Result]:
+def _claim_1(findings: Findings) -> list[Result]:
     sizes = [2**power for power in range(1, 17)]
     faded = exact(figure1_output(sizes[-1], 1.0) - figure1_output(sizes[0], 1.0))
     least = exact(min(figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
@@ -87,7 +87,30 @@ def _claim_1() -> list[Result]:
          "of the weight", faded.verdict("below"), False),
         ("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least,
          "over 0.8", least.verdict("above"), False),
+        *_in_the_heads(findings),
     ]  # fmt: skip
+
+
+def _in_the_heads(findings: Findings) -> list[Result]:
+    """What the vectors of claim 1 are in a model: does a head's largest weight fall with n?"""
+    length = findings.train_length
+
+    def falls(record: Fading) -> list[float]:
+        # The last n that training has seen, and the last of all.
+        seen = [place for place, n in enumerate(record.num_keys) if n <= length]
+        weights = np.asarray(record.largest)
+        return (weights[:, :, -1] - weights[:, :, seen[-1]]).ravel().tolist()
+
+    items = {
+        name: {seed: falls(record) for seed, record in by_seed.items()}
+        for name, by_seed in findings.fading.items()
+    }
+    pairs = [
+        Pair("b", "above", name, "beyond the training length the largest weight of (b)'s heads "
+             f"falls less than {_called(name)}'s", is_papers=False)
+        for name in ("a", CONTROL)
+    ]  # fmt: skip
+    return _judged("C1", pairs, items, what="heads", unit="of the weight")
 
 
 def _claim_2(findings: Findings) -> list[Result]:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import numpy as np
 
+from ssmax.report.captions import EXACT
+
 Verdict = Literal["supported", "contradicted", "not resolved"]
 Side = Literal["below", "above", "near"]
 
@@ -111,7 +113,7 @@ def hull(intervals: Sequence[Interval], *, of: str) -> Interval:
 
 def exact(effect: float) -> Interval:
     """Of a number that no chance is in."""
-    return Interval(effect=effect, low=effect, high=effect, basis="computed exactly")
+    return Interval(effect=effect, low=effect, high=effect, basis=EXACT)
 
 
 def _parts(total: int, most: int) -> list[int]:

@@ -87,7 +87,7 @@ def main() -> None:
     def needle_scores() -> None:
         measure_needle_scores(
             model, tokenizer, text, length=plan.score_length, trials=plan.score_trials, seed=SEED,
-            device=device, **about,
+            batch=plan.prompts, device=device, **about,
         )  # fmt: skip
 
     shapes: dict[str, tuple[Callable[[], None], str]] = {

@@ -207,6 +207,24 @@ def test_even_attention_scores_the_share_of_the_span():
     assert fixed.depth == 0.5
 
 
+def test_trials_are_scored_together_as_they_are_alone(model):
+    def scored(batch):
+        return measure_needle_scores(
+            model, BYTES, TEXT, run="r", length=200, trials=5, seed=3, provenance=HERE, batch=batch
+        )
+
+    alone, together = scored(1), scored(3)
+    for one, other in zip(alone, together, strict=True):
+        assert (one.trial, one.depth, one.number) == (other.trial, other.depth, other.number)
+        assert one.said == other.said
+        for home in ("number_scores", "sentence_scores"):
+            assert np.array(getattr(one, home)) == pytest.approx(
+                np.array(getattr(other, home)), rel=1e-4, abs=1e-7
+            )
+    with pytest.raises(ValueError, match="batch must be at least 1, got 0"):
+        scored(0)
+
+
 def test_the_top_heads_are_the_largest():
     assert top_heads([[0.1, 0.9], [0.5, 0.2]], 3) == [(0, 1, 0.9), (1, 0, 0.5), (1, 1, 0.2)]
 

@@ -143,8 +143,9 @@ def everything(
         as_json=as_json,
     )  # fmt: skip
     needle_score(
-        here, length=length, trials=trials, depth=None, digits=digits, seed=seed, as_json=as_json
-    )
+        here, length=length, trials=trials, depth=None, digits=digits, batch=1, seed=seed,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def position_loss(
@@ -202,6 +203,7 @@ def needle_score(
     trials: int,
     depth: float | None,
     digits: int,
+    batch: int,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -211,6 +213,7 @@ def needle_score(
         trials=trials,
         depth=depth,
         digits=digits,
+        batch=batch,
         seed=seed,
         on_progress=Counter(is_shown=not as_json),
     )

@@ -135,6 +135,7 @@ def needle_score(
     trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
     depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
     digits: Digits = 7,
+    batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
     seed: Seed = 0,
 ) -> Measure:
     """Attention from the prompt's end to the hidden number.
@@ -144,7 +145,13 @@ def needle_score(
     from ssmax.cli import evaluate
 
     return functools.partial(
-        evaluate.needle_score, length=length, trials=trials, depth=depth, digits=digits, seed=seed
+        evaluate.needle_score,
+        length=length,
+        trials=trials,
+        depth=depth,
+        digits=digits,
+        batch=batch,
+        seed=seed,
     )
 
 

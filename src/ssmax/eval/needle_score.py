@@ -33,6 +33,7 @@ def measure_needle_scores(
     depth: float | None = None,
     digits: int = DIGITS,
     needle: Needle | None = None,
+    batch: int = 1,
     device: torch.device | str = "cpu",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> list[NeedleScore]:
@@ -42,50 +43,62 @@ def measure_needle_scores(
     """
     if trials < 1:
         raise ValueError(f"trials must be at least 1, got {trials}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
-    chance = np.random.default_rng(seed)
-    scores = []
-    for trial in range(trials):
-        drawn = float(chance.random())
-        place = drawn if depth is None else depth
-        stack = make_haystack(
-            tokenizer, text, ends, length=length, depth=place, trial=trial, seed=seed,
-            digits=digits, needle=needle,
-        )  # fmt: skip
-        number, sentence = attention_on_needle(subject, stack, device=device)
-        (said,) = answers(subject, tokenizer, [stack], batch=1)
-        scores.append(
-            NeedleScore(
-                run=run,
-                length=length,
-                depth=place,
-                trial=trial,
-                number=stack.needle.number,
-                said=said,
-                is_whole=says_number(said, stack.needle.number),
-                first_digit=says_first_digit(said, stack.needle.number),
-                number_scores=number.tolist(),
-                sentence_scores=sentence.tolist(),
-                provenance=provenance,
+    drawn = np.random.default_rng(seed).random(trials).tolist()
+    depths = drawn if depth is None else [depth] * trials
+    scores: list[NeedleScore] = []
+    for start in range(0, trials, batch):
+        numbers = range(start, min(start + batch, trials))
+        stacks = [
+            make_haystack(
+                tokenizer, text, ends, length=length, depth=depths[trial], trial=trial, seed=seed,
+                digits=digits, needle=needle,
             )
-        )
+            for trial in numbers
+        ]  # fmt: skip
+        on_needles = attention_on_needles(subject, stacks, device=device)
+        said_each = answers(subject, tokenizer, stacks, batch=batch)
+        for trial, stack, (number, sentence), said in zip(
+            numbers, stacks, on_needles, said_each, strict=True
+        ):
+            scores.append(
+                NeedleScore(
+                    run=run,
+                    length=length,
+                    depth=depths[trial],
+                    trial=trial,
+                    number=stack.needle.number,
+                    said=said,
+                    is_whole=says_number(said, stack.needle.number),
+                    first_digit=says_first_digit(said, stack.needle.number),
+                    number_scores=number.tolist(),
+                    sentence_scores=sentence.tolist(),
+                    provenance=provenance,
+                )
+            )
         if on_trial is not None:
-            on_trial(trial + 1, trials)
+            on_trial(len(scores), trials)
     return scores
 
 
 @torch.no_grad()
-def attention_on_needle(
-    subject: Subject, stack: Haystack, *, device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Weight from the last token on the number, and on its whole sentence: (layers, heads) each."""
-    tokens = torch.tensor([stack.tokens], device=device)
-    number, sentence = [], []
-    for weights in subject.attention_rows(tokens, [len(stack.tokens) - 1]):
-        row_HS = weights[0, :, 0].double().cpu()
-        number.append(row_HS[:, slice(*stack.number)].sum(-1))
-        sentence.append(row_HS[:, slice(*stack.sentence)].sum(-1))
-    return torch.stack(number), torch.stack(sentence)
+def attention_on_needles(
+    subject: Subject, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
+) -> list[tuple[Tensor, Tensor]]:
+    """Of prompts of one length the weight from the last token on the number, and on its sentence.
+
+    (layers, heads) each.
+    """
+    tokens_BT = torch.tensor([stack.tokens for stack in stacks], device=device)
+    numbers: list[list[Tensor]] = [[] for _ in stacks]
+    sentences: list[list[Tensor]] = [[] for _ in stacks]
+    for weights in subject.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
+        for index, row_HT in enumerate(weights[:, :, 0].double().cpu()):
+            numbers[index].append(row_HT[:, slice(*stacks[index].number)].sum(-1))
+            sentences[index].append(row_HT[:, slice(*stacks[index].sentence)].sum(-1))
+    return [(torch.stack(a), torch.stack(b)) for a, b in zip(numbers, sentences, strict=True)]
 
 
 def top_heads(

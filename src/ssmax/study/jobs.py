@@ -115,6 +115,7 @@ def _measure_needle(study: Study, here: Measurement, seed: int) -> None:
         "length": study.score_length,
         "digits": study.digits,
         "seed": seed,
+        "batch": study.batch,
         "on_progress": _count,
     }
     here.needle_scores(

@@ -208,6 +208,7 @@ class Measurement:
         digits: int,
         seed: int,
         needle: Needle | None = None,
+        batch: int = 1,
         on_progress: OnProgress = silent,
     ) -> list[NeedleScore]:
         """Figure 8's numbers, or figure 7's where all trials hide one needle."""
@@ -224,6 +225,7 @@ class Measurement:
                 depth=depth,
                 digits=digits,
                 needle=needle,
+                batch=batch,
                 device=self.device,
                 on_trial=lambda done, total: on_progress("trial", done, total),
             )

@@ -21,8 +21,7 @@ HEADLINES = (
     "the top needle score of (b) is above that of (a)",
     "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )
-"""What a reader wants to know first: of each claim that needs a measurement a comparison, and fading
-itself."""
+"""What a reader wants to know first: a comparison of each claim that is measured, and fading."""
 VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
 BASES = ("quick", "small")

@@ -72,17 +72,26 @@ def shown_figures(text: str) -> dict[str, str]:
 
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know of every study, but for those whose code no commit holds."""
-    rows = [
-        [_short_name(name), _said(one), _effect(one), one.basis, one.verdict, f"`results/{name}`"]
+    shown = {
+        name: {one.text: one for one in findings.comparisons}
         for name, findings in sorted(results.items(), key=_largest_first)
         if ":" not in findings.study["preset"] and _is_committed(findings)
-        for one in sorted(
-            (one for one in findings.comparisons if one.text in HEADLINES),
-            key=lambda one: HEADLINES.index(one.text),
-        )
-    ]
-    header = ["study", "the paper says", "effect [95 %]", "over", "verdict", "records"]
-    return _table(header, rows)
+    }
+    rows = []
+    for text in HEADLINES:
+        found = [told.get(text) for told in shown.values()]
+        first = next((one for one in found if one is not None), None)
+        if first is not None:
+            rows.append([_said(first), first.unit, *map(_short_effect, found)])
+    made = [results[name].curves.get("b", {}) for name in shown]
+    rows.append(["seeds of (b)", "", *(str(len({one.seed for one in runs})) for runs in made)])
+    return _table(["the paper says", "unit", *map(_short_name, shown)], rows)
+
+
+def _short_effect(one: Comparison | None) -> str:
+    if one is None or one.verdict == "not measured":
+        return "-"
+    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}] {one.verdict}"
 
 
 def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:

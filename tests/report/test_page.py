@@ -112,6 +112,9 @@ def made_up():
     test = {
         name: {"x": positions, "y": smooth(rng, 5, 2.6 + 0.2 * rank[name], 256)} for name in NAMES
     }
+    higher = {
+        name: {"x": positions, "y": [y + 1 for y in curve["y"]]} for name, curve in test.items()
+    }
     provenance = [
         {
             "what": f"position loss, {name}, seed 0",
@@ -137,7 +140,11 @@ def made_up():
         "figures": {
             "2": {"tables": tables, "fits": dict.fromkeys(tables, made_up_fits(n))},
             "4": {"curves": training},
-            "5": {"curves": test, "theta": 500_000},
+            "5": {
+                "curves": test,
+                "theta": 500_000,
+                "same_theta": {"curves": higher, "theta": 10_000},
+            },
             "6": {"maps": maps},
             "7": {"heads": heads, "length": 256},
             "8": {"trials": trials, "length": 256},
@@ -408,6 +415,44 @@ def test_a_slider_is_moved_by_the_keyboard(visit):
     assert tab.locator("#explorer-n-value").text_content() == "2"
     tab.keyboard.press("ArrowRight")
     assert tab.locator("#explorer-n-value").text_content() == "3"
+
+
+def press(tab, figure, name):
+    tab.locator(f"#{figure} .switch button", has_text=re.compile(f"^{re.escape(name)}$")).click()
+
+
+@pytest.mark.parametrize("figure", ["figure-4", "figure-5"])
+def test_a_loss_can_be_shown_less_that_of_softmax(visit, figure):
+    tab = visit()
+    before = line(tab, f"#{figure}", "b")
+    press(tab, figure, "less (a)")
+    # (a) less itself is a line at 0, and (b) another curve than before.
+    assert np.ptp(heights(line(tab, f"#{figure}", "a"))) == 0.0
+    assert line(tab, f"#{figure}", "b") != before
+    assert "less (a)'s" in tab.locator(f"#{figure} .canvas").text_content()
+    press(tab, figure, "linear" if figure == "figure-4" else "as it is")
+    assert line(tab, f"#{figure}", "b") == before
+
+
+def test_figure_5_has_both_thetas_where_both_were_measured(visit, tmp_path):
+    tab = visit()
+    before = ticks(tab, "figure-5", "y")
+    press(tab, "figure-5", "10,000")
+    assert ticks(tab, "figure-5", "y") != before
+    press(tab, "figure-5", "less (a)")
+    assert "less (a)'s" in tab.locator("#figure-5 .canvas").text_content()
+    press(tab, "figure-5", "500,000")
+    assert np.ptp(heights(line(tab, "#figure-5", "a"))) == 0.0
+
+
+def test_without_softmax_nothing_is_shown_less_it(visit, tmp_path):
+    left = made_up()
+    for key in "45":
+        del left["figures"][key]["curves"]["a"]
+    write_page(left, tmp_path / "report.html")
+    tab = visit((tmp_path / "report.html").as_uri())
+    for figure in ("figure-4", "figure-5"):
+        assert "less (a)" not in tab.locator(f"#{figure} .controls").text_content()
 
 
 def test_a_legend_hides_and_shows(visit):

@@ -134,6 +134,15 @@ def test_the_interval_says_what_it_is_over(seeds, basis):
     assert basis in next(one.basis for one in found if one.claim == "C5")
 
 
+def test_the_page_gets_the_losses_of_both_thetas():
+    found = findings()
+    assert "same_theta" not in payload(found, static={})["figures"]["5"]
+    found.same_theta_losses = found.position_losses
+    figure = payload(found, static={})["figures"]["5"]
+    assert figure["same_theta"]["curves"] == figure["curves"]
+    assert figure["theta"] == quick().theta_factor * figure["same_theta"]["theta"]
+
+
 def test_only_seeds_that_both_have_are_compared():
     found = findings(seeds=2)
     del found.position_losses["c"][SECOND]

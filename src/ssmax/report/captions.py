@@ -23,8 +23,8 @@ NOTES = {
     ),
     "gpu": (
         "The paper's model after 250 million tokens, in steps of a thirty-second of its batch. "
-        "Added to its recipe, so that numbers are looked up at all after so few: every digit is a "
-        "token, and fine-tuning asks for numbers hidden in the training's text."
+        "Added to its recipe, so that numbers are looked up after so few: every digit is a token, "
+        "and fine-tuning asks for numbers hidden in the training's text."
     ),
 }
 """What a preset's verdicts can and cannot tell."""

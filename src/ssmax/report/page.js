@@ -26,6 +26,17 @@ const outputAxis = () => ({ label: "output of z_max", kind: "linear", domain: [0
 const kinds = ["linear", "log"];
 const byLook = (curves, change) =>
   Object.entries(curves).map(([name, data]) => ({ ...look(name), ...change(data, name) }));
+// Every curve less that of (a), at the same x; null where there is nothing to compare.
+function lessSoftmax(curves) {
+  const base = curves.a;
+  const same = Object.entries(curves).filter(([, { x }]) => base && `${x}` === `${base.x}`);
+  if (same.length < 2) return null;
+  const less = ({ x, y }) => ({
+    x,
+    y: y.map((v, i) => (v === null || base.y[i] === null ? null : v - base.y[i])),
+  });
+  return Object.fromEntries(same.map(([name, curve]) => [name, less(curve)]));
+}
 const ranks = (values, first = 1) => values.map((_, i) => i + first);
 function markersKey() {
   const parts = Object.entries(SHAPES).map(([word, shape]) => {
@@ -142,24 +153,53 @@ const PLOTS = {
   },
 
   figure4(box) {
+    const { curves } = payload.figures[4];
+    const differences = lessSoftmax(curves);
+    const ways = differences ? [...kinds, "less (a)"] : kinds;
+    const spec = (way) => ({
+      y: {
+        label: way === "less (a)" ? "training loss less (a)'s (nats)" : "training loss (nats)",
+        kind: way === "log" ? "log" : "linear",
+      },
+      series: byLook(way === "less (a)" ? differences : curves, (curve) => curve),
+    });
     const chart = new Chart(box, {
       title: "Figure 4",
       x: { label: "step", kind: "linear" },
-      y: { label: "training loss (nats)", kind: "linear" },
-      series: byLook(payload.figures[4].curves, (curve) => curve),
-      controls: [switcher("loss axis", kinds, 0, (i) => chart.set("y", kinds[i]))],
+      ...spec("linear"),
+      controls: [switcher("loss axis", ways, 0, (i) => chart.update(spec(ways[i])))],
     });
   },
 
   figure5(box) {
-    const { curves, theta } = payload.figures[5];
+    const figure = payload.figures[5];
+    const bases = figure.same_theta ? [figure, figure.same_theta] : [figure];
+    const state = { base: bases[0], isRelative: false };
+    const spec = () => {
+      const { curves } = state.base;
+      const shown = (state.isRelative && lessSoftmax(curves)) || curves;
+      const label = shown === curves ? "test loss (nats)" : "test loss less (a)'s (nats)";
+      return { y: { label, kind: "linear" }, series: byLook(shown, (curve) => curve) };
+    };
+    const change = (changes) => {
+      Object.assign(state, changes);
+      chart.update(spec());
+    };
     const controls = [switcher("position axis", kinds, 0, (i) => chart.set("x", kinds[i]))];
-    if (theta) controls.unshift(note(`rotary base ${show(theta)} at test`));
+    if (lessSoftmax(figure.curves)) {
+      const ways = ["as it is", "less (a)"];
+      controls.unshift(switcher("loss", ways, 0, (i) => change({ isRelative: i === 1 })));
+    }
+    if (bases.length > 1) {
+      const names = bases.map((base) => show(base.theta));
+      controls.unshift(
+        switcher("rotary base at test", names, 0, (i) => change({ base: bases[i] })),
+      );
+    } else if (figure.theta) controls.unshift(note(`rotary base ${show(figure.theta)} at test`));
     const chart = new Chart(box, {
       title: "Figure 5",
       x: { label: "position", kind: "linear" },
-      y: { label: "test loss (nats)", kind: "linear" },
-      series: byLook(curves, (curve) => curve),
+      ...spec(),
       marks: [{ x: payload.train_length, label: "training length" }],
       controls,
     });
@@ -344,11 +384,9 @@ const PLOTS = {
           },
         ],
       });
-    drawn("largest", "Mean largest weight", (v) => 1 / v, {
-      label: "largest weight",
-      kind: "linear",
-      domain: [0, 1],
-    });
+    // Fading is a matter of factors.
+    const weight = { label: "largest weight", kind: "log" };
+    drawn("largest", "Mean largest weight", (v) => 1 / v, weight);
     drawn("entropy", "Entropy", Math.log, { label: "entropy (nats)", kind: "linear", zero: true });
   },
 };

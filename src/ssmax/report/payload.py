@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.records import Comparison
+from ssmax.records import Comparison, PositionLoss
 from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
 from ssmax.report.curves import (
     accuracy_map,
@@ -19,7 +19,7 @@ from ssmax.report.curves import (
     top_score,
     usual_word,
 )
-from ssmax.report.findings import Findings
+from ssmax.report.findings import ByReplica, Findings
 from ssmax.report.fits import fit_table
 from ssmax.report.style import LOOKS
 
@@ -31,13 +31,10 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     """All of the page but its looks; what was not measured is missing."""
     preset = findings.study["preset"]
     training = {name: smoothed(*curve) for name, curve in mean_curves(findings.curves).items()}
-    test = {
-        name: by_position(list(found.values())) for name, found in findings.position_losses.items()
-    }
     figures = {
         "2": _figure2(findings),
         "4": _curves(training),
-        "5": _curves(test) | {"theta": findings.theta},
+        "5": _figure5(findings),
         "6": _figure6(findings),
         "7": _figure7(findings),
         "8": _figure8(findings),
@@ -120,6 +117,19 @@ def _figure2(findings: Findings) -> dict[str, Any]:
             for fit in fit_table(table)
         ]
     return {"tables": tables, "fits": fits, "first": 2}
+
+
+def _figure5(findings: Findings) -> dict[str, Any]:
+    """At the test's theta and, where that was measured, at the training's."""
+
+    def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
+        return _curves({name: by_position(list(found.values())) for name, found in losses.items()})
+
+    figure = curves(findings.position_losses) | {"theta": findings.theta}
+    if findings.same_theta_losses:
+        theta = findings.study["pretraining"]["model"]["theta"]
+        figure["same_theta"] = curves(findings.same_theta_losses) | {"theta": theta}
+    return figure
 
 
 def _figure6(findings: Findings) -> dict[str, Any]:

@@ -384,9 +384,14 @@ const PLOTS = {
           },
         ],
       });
-    // Fading is a matter of factors.
-    const weight = { label: "largest weight", kind: "log" };
-    drawn("largest", "Mean largest weight", (v) => 1 / v, weight);
+    // Fading is a matter of factors; what is spread evenly soon leaves the picture.
+    const measured = Object.values(payload.fading).flatMap((curve) => curve.largest);
+    const least = Math.min(...measured.filter((v) => v > 0));
+    drawn("largest", "Mean largest weight", (v) => 1 / v, {
+      label: "largest weight",
+      kind: "log",
+      domain: [0.7 * least, 1],
+    });
     drawn("entropy", "Entropy", Math.log, { label: "entropy (nats)", kind: "linear", zero: true });
   },
 };

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from ssmax.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report import figures
 from ssmax.report.curves import accuracy_map
 from ssmax.report.fits import fit_shapes
@@ -41,6 +41,14 @@ LOSS = PositionLoss(
     binned=[],
     provenance=HERE,
 )
+FADING = Fading(
+    run="r",
+    num_keys=[1, 4, 16, 64],
+    entropy=[[[0.0] * 4] * 2],
+    largest=[[[1.0, 0.6, 0.4, 0.2], [1.0, 0.4, 0.2, 0.1]]],
+    count=1,
+    provenance=HERE,
+)
 GRID = [trial(n, d, i, whole=n < 300) for n in (100, 500) for d in (0.0, 1.0) for i in range(2)]
 SCORES = [
     score(0, [[0.1, 0.7], [0.2, 0.0]], whole=True),
@@ -49,6 +57,7 @@ SCORES = [
 ]
 DRAWN = {
     "figure1": lambda: figures.figure1([10, 100, 1000]),
+    "figure1_in_heads": lambda: figures.figure1_in_heads({"a": [FADING]}, train_length=16),
     "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
     "figure3": lambda: figures.figure3((10, 100)),
     "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
@@ -96,6 +105,12 @@ def test_figure_3_has_n_entries_and_the_critical_gap():
             figures.softmax_output_of_last(figures.figure3_input(n, 0.5 + 0.5 * lead), factor) < low
         )
         assert figures.softmax_output_of_last(figures.figure3_input(n, 1 + 2 * lead), factor) > high
+
+
+def test_the_largest_weight_is_a_mean_over_heads_and_runs():
+    other = dataclasses.replace(FADING, largest=[[[1.0, 0.1, 0.1, 0.1], [1.0, 0.1, 0.1, 0.1]]])
+    drawn = lines(figures.figure1_in_heads({"a": [FADING, other]}, train_length=16))["(a) softmax"]
+    assert drawn.T == pytest.approx(np.array([[1, 4, 16, 64], [1.0, 0.3, 0.2, 0.125]]))
 
 
 def test_figure_5_shows_means_over_hundredths():

@@ -33,9 +33,14 @@ def _drawn(findings: Findings) -> list[tuple[str, Any]]:
         runs = {name: list(found.values()) for name, found in losses.items()}
         return figures.figure5(runs, train_length=findings.train_length)
 
+    def fading() -> Any:
+        runs = {name: list(found.values()) for name, found in findings.fading.items()}
+        return figures.figure1_in_heads(runs, train_length=findings.train_length)
+
     losses, same_theta = findings.position_losses, findings.same_theta_losses
     every: list[tuple[str, bool, Callable[[], Any]]] = [
         ("1", True, figures.figure1),
+        ("1_in_heads", bool(findings.fading), fading),
         ("2", bool(tables), lambda: figures.figure2(tables)),
         ("3", True, figures.figure3),
         ("4", bool(findings.curves), lambda: figures.figure4(mean_curves(findings.curves))),

@@ -1,4 +1,4 @@
-"""The paper's eight figures and one of ours, a function each, from records alone."""
+"""The paper's eight figures and two of ours, a function each, from records alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.records import NeedleScore, NeedleTrial, PositionLoss
+from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss
 from ssmax.report.curves import (
     accuracy_map,
     by_position,
@@ -44,6 +44,27 @@ def figure1(sizes: Sequence[int] | None = None) -> Any:
 def figure1_output(n: int, factor: float) -> float:
     """The largest output of softmax over factor (-2, ..., -2, 3): n entries."""
     return softmax_output_of_last(np.append(np.full(n - 1, -2.0), 3.0), factor)
+
+
+def figure1_in_heads(fading: Mapping[str, Sequence[Fading]], *, train_length: int) -> Any:
+    """C1 in a model: the largest weight of queries that see n keys, mean over heads and runs."""
+    figure, axis = new_figure()
+    for name, records in fading.items():
+        style = look(name)
+        largest = np.mean([record.largest for record in records], axis=(0, 1, 2))
+        axis.plot(
+            records[0].num_keys, largest, color=style.colour, linestyle=style.dash,
+            label=style.label,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    ticks = [share for share in (0.05, 0.1, 0.2, 0.5, 1.0) if share >= axis.get_ylim()[0]]
+    axis.set_yticks(ticks, [f"{share:g}" for share in ticks])
+    axis.minorticks_off()
+    _mark_training_length(axis, train_length)
+    axis.set(xlabel="n", ylabel="largest weight, mean over heads")
+    _legend(axis)
+    return figure
 
 
 def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
@@ -114,16 +135,7 @@ def figure5(losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int) 
         style = look(name)
         places, bins = by_position(records)
         axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=style.label)
-    axis.axvline(train_length, color="#777777", linestyle=":")
-    axis.annotate(
-        "training length",
-        (train_length, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, -10),
-        textcoords="offset points",
-        fontsize=8,
-        color="#555555",
-    )
+    _mark_training_length(axis, train_length)
     axis.set(xlabel="position", ylabel="test loss")
     _legend(axis)
     return figure
@@ -218,6 +230,19 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
         axis.set_xlabel(title)
     np.ravel(axes)[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _mark_training_length(axis: Any, train_length: int) -> None:
+    axis.axvline(train_length, color="#777777", linestyle=":")
+    axis.annotate(
+        "training length",
+        (train_length, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(4, -10),
+        textcoords="offset points",
+        fontsize=8,
+        color="#555555",
+    )
 
 
 def _legend(axis: Any, **options: Any) -> None:

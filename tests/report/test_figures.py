@@ -110,7 +110,8 @@ def test_figure_3_has_n_entries_and_the_critical_gap():
 def test_the_largest_weight_is_a_mean_over_heads_and_runs():
     other = dataclasses.replace(FADING, largest=[[[1.0, 0.1, 0.1, 0.1], [1.0, 0.1, 0.1, 0.1]]])
     drawn = lines(figures.figure1_in_heads({"a": [FADING, other]}, train_length=16))["(a) softmax"]
-    assert drawn.T == pytest.approx(np.array([[1, 4, 16, 64], [1.0, 0.3, 0.2, 0.125]]))
+    assert drawn[:, 0].tolist() == FADING.num_keys
+    assert drawn[:, 1] == pytest.approx([1.0, 0.3, 0.2, 0.125])
 
 
 def test_figure_5_shows_means_over_hundredths():

@@ -100,16 +100,15 @@ def visible_keys(
         # A paged cache joins the keys later: its mask is over all of them.
         is_joined_later = options.get("cache") is not None
         length = mask.shape[-1] if is_joined_later else min(key_BGKD.shape[2], mask.shape[-1])
-        return _of_mask(mask, length)
+        return of_mask(mask, length)
     count = {"eager": _of_eager, "sdpa": _of_sdpa, "flash": _of_flash, "engine": _of_engine}
     counts = count[kind](module, query_BHQD, key_BGKD, mask, options)
     # The others have no padding, which sees nothing, unless they have a mask.
     return counts.clamp_min(1) if kind in ("flash", "engine") else counts
 
 
-# In a graph this is one call, which is looked into when the graph is made, and there remembers too.
-@torch.compiler.allow_in_graph
-def _of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
+# In a graph this is one call (ssmax.hf.hook says so), and there remembers too.
+def of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     """Counted once for all layers: a graph that makes no gradients would repeat it for each."""
     remembers = not _is_recorded(mask_BHQK)
     known = getattr(mask_BHQK, _COUNTED, None) if remembers else None

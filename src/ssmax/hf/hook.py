@@ -21,6 +21,7 @@ from ssmax.hf.counting import (
     is_traced,
     kind_of,
     known_keys,
+    of_mask,
     visible_keys,
 )
 from ssmax.nn import RULES, SSMaxScale
@@ -62,6 +63,10 @@ def _install() -> None:
         return functools.partial(_attend, function, attn_implementation)
 
     AttentionInterface.get_interface = get_interface
+    # In a graph each is one call, which is looked into when the graph is made. Not said where they
+    # are defined: it needs torch's compiler, which Transformers has imported, others may not have.
+    for function in (of_mask, _scaled_in_graph):
+        torch.compiler.allow_in_graph(function)
 
 
 class Company:
@@ -292,8 +297,6 @@ def _plain_learnt(scale: Any, query: Tensor) -> tuple[Tensor, Tensor | None] | N
     return None if scale._forward_hooks or scale._forward_pre_hooks else (s, bias)
 
 
-# In a graph this is one call, which is looked into when the graph is made.
-@torch.compiler.allow_in_graph
 def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
     return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 

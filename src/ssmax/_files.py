@@ -57,3 +57,19 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use by another process; wait for it, or give another folder"
             ) from None
         yield
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here with this folder; where there is POSIX."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

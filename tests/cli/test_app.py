@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -295,6 +297,40 @@ def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped by SIGINT after step" in out and "--resume" in out
+
+
+def test_a_command_to_type_next_is_quoted(capsys):
+    from ssmax.train.loop import Outcome
+
+    folder = Path("all runs") / "my run é"
+    assert app._ended(Outcome(step=3, stopped_by=None, loss=1.0), folder, ["pretrain"]) == 0
+    told = capsys.readouterr().out.split("steps; ")[1]
+    assert shlex.split(told) == ["ssmax", "generate", str(folder), "a prompt"]
+    stopped = Outcome(step=3, stopped_by="SIGINT", loss=1.0)
+    assert app._ended(stopped, folder, ["finetune", "my base"]) == 130
+    told = capsys.readouterr().out.split("go on with: ")[1]
+    assert shlex.split(told) == [
+        "ssmax", "finetune", "my base", "--runs", "all runs", "--name", "my run é", "--resume",
+    ]  # fmt: skip
+
+
+def test_a_run_goes_on_only_as_what_it_began_as(prepared, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    begun = ["pretrain", "--data", str(prepared / "tokens"), "--name", "x", *TINY]
+    assert app.run([*begun, "--config", "a", "--set", "model.rule=ssmax"]) == 0
+    resumed = ["pretrain", "--name", "x", "--resume"]
+    capsys.readouterr()
+    for typed, message in (
+        (["--config", "a"], "runs/x began under the rule 'ssmax', not 'softmax'; resume without"),
+        (["--config", "f"], "began under the rule 'ssmax', not 'softmax' then 'ssmax'"),
+        (["--config", "z"], "config must be one of"),
+        (["--preset", "small"], "runs/x began under the preset 'quick', not 'small'"),
+    ):
+        assert app.run([*resumed, *typed]) == 2
+        assert message in capsys.readouterr().err
+    # As it began, by whatever words.
+    assert app.run([*resumed, "--config", "b", "--preset", "quick"]) == 0
+    assert app.run([*begun, "--config", "a", "--set", "model.rule=ssmax", "--resume"]) == 0
 
 
 def test_a_run_is_measured(home, capsys):

@@ -268,6 +268,19 @@ def test_saving_keeps_a_theta_that_was_changed(tmp_path):
     assert torch.equal(load_lm(tmp_path)(tokens()), model(tokens()))
 
 
+def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path, monkeypatch):
+    import safetensors.torch
+
+    from ssmax.lm import save_lm
+
+    def full(weights, path):
+        raise safetensors.SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match=r"model\.safetensors was not saved: No space left"):
+        save_lm(make().float(), tmp_path)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
     import json
 

@@ -122,12 +122,12 @@ def test_fading_in_the_heads_is_ours_and_from_the_training_length_on():
     assert [one.is_ours for one in found] == [True, True]
     # 0.05 for every step of "better", whatever happens before the training length.
     assert found[0].effect == pytest.approx(0.3, abs=0.02)
-    assert found[0].basis == "bootstrap over 8 heads, one seed"
+    assert found[0].basis == "8 heads, one seed"
 
 
 @pytest.mark.parametrize(
     ("seeds", "basis"),
-    [(1, "bootstrap over 12 documents, one seed"), (2, "the hull of 2 seeds"), (3, "3 seeds")],
+    [(1, "12 documents, one seed"), (2, "the hull of 2 seeds"), (3, "3 seeds")],
 )
 def test_the_interval_says_what_it_is_over(seeds, basis):
     found = judge(findings(seeds=seeds), HERE)

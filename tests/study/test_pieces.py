@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from ssmax.cli import app
 from ssmax.cli.study import OUT_OF_TIME
+from ssmax.data.preparation import prepare
 from ssmax.records import PositionLoss, read_jsonl
 from ssmax.report.findings import Replica, read_findings
 from ssmax.study import conductor
@@ -52,7 +54,7 @@ def test_pieces_are_made_packed_gathered_and_judged(
     comparisons, page = report(folder)
     told = {one.text: one for one in comparisons}
     one = told["beyond the training length (b) loses less than (a)"]
-    assert one.basis == "bootstrap over 2 documents, one seed"
+    assert one.basis == "2 documents, one seed"
     assert "made in pieces" in page.read_text()
 
     # yarn is (a) with another rule: its own loss, from no training of its own.
@@ -156,6 +158,7 @@ def test_the_family_needs_no_training_of_its_own():
     ("options", "message"),
     [
         ({"minutes": 0}, "minutes must be more than 0"),
+        ({"minutes": float("nan")}, "minutes must be more than 0 and finite"),
         ({"piece": "a/b"}, "letters, digits"),
         ({"records": Path("records.zip")}, r"NAME\.tar\.xz"),
         ({"first_seed": -1}, "first_seed must be at least 0"),
@@ -164,6 +167,79 @@ def test_the_family_needs_no_training_of_its_own():
 def test_bad_input_gets_one_clear_error(tiny, tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         reproduce(tiny, tmp_path / "s", **options)
+
+
+def made(study, folder, archive, **options):
+    study = dataclasses.replace(study, source="")
+    options = {"configurations": ["a"], "seeds": 1, "figures": [4], **options}
+    done = reproduce(study, folder, records=archive, **options)
+    assert done.is_whole, done.failed
+    return archive
+
+
+def test_pieces_of_another_text_or_of_one_name_do_not_fit(tiny, text, tokens, tmp_path):
+    (tmp_path / "texts").mkdir()
+    for path in text.iterdir():
+        (tmp_path / "texts" / path.name).write_text(path.read_text().replace("beer", "milk"))
+    prepare(str(tmp_path / "texts"), tmp_path / "other", tokenizer="bytes", workers=1,
+            validation_fraction=0.2)  # fmt: skip
+    one = made(tiny, tmp_path / "one", tmp_path / "1.tar.xz", data=tokens, piece="p")
+    other = made(tiny, tmp_path / "two", tmp_path / "2.tar.xz", data=tmp_path / "other", piece="q")
+    namesake = made(
+        tiny, tmp_path / "three", tmp_path / "3.tar.xz", data=tokens, piece="p", first_seed=1
+    )
+    for wrong, message in (
+        (other, "was made with another data: the tokens are not those"),
+        (namesake, r"both called piece 'p', and .*3.tar.xz lacks pretrain-a-0; name pieces"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gather([one, wrong], tmp_path / "study")
+        assert not (tmp_path / "study").exists()
+    # With all that the first has, a piece takes its place.
+    more = made(tiny, tmp_path / "one", tmp_path / "4.tar.xz", data=tokens, piece="p", seeds=2)
+    assert gather([one], tmp_path / "study") == ["p"]
+    assert gather([more], tmp_path / "study") == ["p"]
+    assert len(read_findings(tmp_path / "study").curves["a"]) == 2
+
+
+def test_a_study_of_its_own_is_not_hidden_behind_pieces(tiny, tokens, tmp_path):
+    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p")
+    with pytest.raises(ValueError, match="holds a study that was made there"):
+        gather([archive], tmp_path / "s")
+    assert read_findings(tmp_path / "s").curves["a"]
+
+
+def test_a_folder_holds_one_text_whatever_its_path(tiny, text, tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "tokens")
+    asked = {"configurations": ["a"], "seeds": 1, "figures": [4], "data": tmp_path / "tokens"}
+    assert reproduce(tiny, tmp_path / "s", **asked).is_whole
+    shutil.rmtree(tmp_path / "tokens")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "0.txt").write_text("Milk. " * 2000)
+    (tmp_path / "texts" / "1.txt").write_text("Water. " * 2000)
+    prepare(str(tmp_path / "texts"), tmp_path / "tokens", tokenizer="bytes", workers=1,
+            validation_fraction=0.5)  # fmt: skip
+    with pytest.raises(ValueError, match="was begun with other tokens in its data folder"):
+        reproduce(tiny, tmp_path / "s", **asked)
+
+
+def test_text_to_measure_on_has_the_tokens_of_the_training(tiny, text, tokens, tmp_path):
+    prepare(str(text), tmp_path / "small", tokenizer="small", workers=1, validation_fraction=0.2)
+    with pytest.raises(ValueError, match="prepare both with one tokenizer"):
+        reproduce(tiny, tmp_path / "s", data=tokens, test=tmp_path / "small")
+
+
+def test_nothing_to_do_is_no_study(tiny, tokens, tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to do"):
+        reproduce(tiny, tmp_path / "s", configurations=["a"], figures=[2], data=tokens)
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("key", ["run.seed=7", "data.folder=x", "model.rule=ssmax"])
+def test_what_a_study_decides_is_not_set(key, tmp_path, capsys):
+    typed = ["reproduce", "--dry-run", "--set", key, "--out", str(tmp_path / "s")]
+    assert app.run(typed) == 2
+    assert f"{key.partition('=')[0]} is different for every run" in capsys.readouterr().err
 
 
 def test_what_is_no_piece_is_refused(tmp_path):

@@ -216,7 +216,22 @@ def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
         report(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"study": 1}'])
+LITTLE = '{"study": {"preset": "quick", "theta_factor": 1, "needle_lengths": []'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"study": 1}',
+        '{"study": {}}',
+        LITTLE + "}}",
+        LITTLE + ', "pretraining": []}}',
+        LITTLE + ', "pretraining": {"model": {"theta": 1}}}}',
+    ],
+)
 def test_a_broken_study_is_named(tiny, tmp_path, content):
     (tmp_path / "study.json").write_text(content)
     for call in (lambda: reproduce(tiny, tmp_path), lambda: report(tmp_path)):

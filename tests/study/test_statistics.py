@@ -59,17 +59,26 @@ def test_the_sign_is_first_minus_second():
 
 
 def test_the_same_seed_gives_the_same_interval(few_draws):
-    values = np.arange(10.0)
+    values = np.arange(40.0)
     once, again = (over_items(values, values[::-1] * 0.9, what="trials", seed=3) for _ in range(2))
     assert once == again
-    assert once.basis == "bootstrap over 10 trials, one seed"
+    assert once.basis == "bootstrap over 40 trials, one seed"
 
 
 def test_how_many_draws_are_made_at_once_changes_nothing(few_draws, monkeypatch):
-    values = np.arange(10.0)
+    values = np.arange(40.0)
     once = over_items(values, 0.9 * values[::-1], what="trials")
     monkeypatch.setattr(statistics, "_MOST_AT_ONCE", 70)
     assert over_items(values, 0.9 * values[::-1], what="trials") == once
+
+
+def test_an_interval_over_five_holds_the_truth_as_often_as_it_says():
+    chance = np.random.default_rng(0)
+    nothing = np.zeros(5)
+    found = [over_items(chance.normal(size=5), nothing, what="stretches") for _ in range(2000)]
+    held = np.mean([one.low <= 0.0 <= one.high for one in found])
+    assert held == pytest.approx(0.95, abs=0.02)
+    assert found[0].basis == "5 stretches, one seed"
 
 
 @pytest.mark.parametrize(

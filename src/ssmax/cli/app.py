@@ -1,6 +1,7 @@
 """The verbs. Each imports what it needs when it is called, so that --help is instant."""
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -437,10 +438,15 @@ def bench(
 
 @app.command()
 def pretrain(
-    preset: Annotated[str, typer.Option(help="quick, small, gpu or paper.")] = "quick",
+    preset: Annotated[
+        str | None, typer.Option(help="quick, small, gpu or paper; by default quick.")
+    ] = None,
     config: Annotated[
-        str, typer.Option(help="a (softmax), b (SSMax), c, d, f, probe, or a rule's name.")
-    ] = "b",
+        str | None,
+        typer.Option(
+            help="a (softmax), b (SSMax), c, d, f, probe, or a rule's name; by default b."
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(help="Folder that ssmax data prepare wrote; by default the preset's text."),
@@ -462,21 +468,24 @@ def pretrain(
     from ssmax.train import pretrain as run_pretraining
     from ssmax.train.run import resumed_config
 
-    if preset not in PRETRAINING:
+    recipe = "quick" if preset is None else preset
+    configuration = "b" if config is None else config
+    if recipe not in PRETRAINING:
         raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
-    folder = runs / (name or f"{preset}-{config}")
+    folder = runs / (name or f"{recipe}-{configuration}")
     changes = _changes(file, set_, on_nonfinite)
     if data is not None:
         changes["data.folder"] = str(data)
     if resume:
         settings = resumed_config(folder, changes)
+        _refuse_another(folder, settings, preset, config, changes)
     else:
-        settings = configured(PRETRAINING[preset](), config).replaced(changes)
+        settings = configured(PRETRAINING[recipe](), configuration).replaced(changes)
         if not settings.data.folder:
-            settings = settings.replaced({"data.folder": str(default_data(preset))})
+            settings = settings.replaced({"data.folder": str(default_data(recipe))})
     with joined_world(device) as world:
         outcome = run_pretraining(settings, folder, world=world, resume=resume)
-    return _ended(outcome, folder, f"ssmax pretrain --runs {runs} --name {folder.name} --resume")
+    return _ended(outcome, folder, ["pretrain"])
 
 
 @app.command()
@@ -568,10 +577,33 @@ def finetune(
                 changes=changes,
                 resume=resume,
             )
-    typed = f"ssmax finetune {'--hf ' if hf else ''}{base}"
-    command = f"{typed} --runs {folder.parent} --name {folder.name} --resume"
+    typed = ["finetune", *(["--hf"] if hf else []), str(base)]
     then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
-    return _ended(outcome, folder, command, then)
+    return _ended(outcome, folder, typed, then)
+
+
+def _refuse_another(
+    folder: Path, began: Any, preset: str | None, config: str | None, changes: dict[str, Any]
+) -> None:
+    """A run goes on as what it began as; whoever names something else means another run."""
+    from ssmax.train import configured
+
+    asked = began if config is None else configured(began, config)
+    # The command that began it may be given again whole: what it overrides stays overridden.
+    asked = asked.replaced(({} if preset is None else {"run.recipe": preset}) | changes)
+
+    def rules(settings: Any) -> str:
+        return " then ".join(map(repr, filter(None, (settings.model.rule, settings.switch.rule))))
+
+    for what, option, was, named in (
+        ("preset", "--preset", repr(began.run.recipe), repr(asked.run.recipe)),
+        ("rule", "--config", rules(began), rules(asked)),
+    ):
+        if was != named:
+            raise ValueError(
+                f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
+                "or give another name"
+            )
 
 
 def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None) -> dict[str, Any]:
@@ -585,15 +617,16 @@ def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None
     return changes
 
 
-def _ended(outcome, folder: Path, go_on: str, then: str | None = None) -> int:
+def _ended(outcome, folder: Path, verb: list[str], then: str | None = None) -> int:
     is_done = outcome.stopped_by is None
+    to_use_it = ["ssmax", "generate", str(folder), "a prompt"]
+    where = ["--runs", str(folder.parent), "--name", folder.name]
     if os.environ.get("RANK", "0") == "0":
         print(
-            f"{folder}: done, {outcome.step:,} steps; "
-            + (then or f"ssmax generate {folder} 'a prompt'")
+            f"{folder}: done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
             if is_done
             else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
-            f"saved; go on with: {go_on}"
+            f"saved; go on with: {shlex.join(['ssmax', *verb, *where, '--resume'])}"
         )
     return 0 if is_done else 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
 

@@ -26,6 +26,16 @@ OUT_OF_TIME = 75
 SYMBOLS = {"supported": "+", "contradicted": "-", "not resolved": "?", "not measured": " "}
 
 
+DECIDED = {
+    "run.seed": "--first-seed and --seeds",
+    "data.seed": "--first-seed and --seeds",
+    "data.folder": "--data",
+    "model.rule": "--configs",
+    "switch.rule": "--configs",
+}
+"""What a study sets itself, and the option that tells it how."""
+
+
 def reproduce_shown(
     preset: str,
     *,
@@ -50,7 +60,10 @@ def reproduce_shown(
 ) -> int:
     """Reproduce, say what came out; the exit code."""
     study = study_named(preset)
-    study = dataclasses.replace(study, pretraining=study.pretraining.replaced(read_overrides(sets)))
+    changes = read_overrides(sets)
+    for key in DECIDED.keys() & changes.keys():
+        raise ValueError(f"{key} is different for every run of a study; give {DECIDED[key]}")
+    study = dataclasses.replace(study, pretraining=study.pretraining.replaced(changes))
     if questions is not None:
         for source in question_sources(questions):
             if is_path(source) and not Path(source).is_file():

@@ -21,7 +21,13 @@ def save_lm(model: LM, folder: str | Path) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    safetensors.save_file(weights, folder / WEIGHTS)
+    from safetensors import SafetensorError
+
+    try:
+        safetensors.save_file(weights, folder / WEIGHTS)
+    except SafetensorError as error:
+        # A full disk, which safetensors tells as an error of its own.
+        raise OSError(f"{folder / WEIGHTS} was not saved: {error}") from error
     # Theta may have been changed on the model.
     config = dataclasses.replace(model.config, theta=model.theta)
     values = {"format": FORMAT, **config.to_dict()}

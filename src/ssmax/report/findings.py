@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -114,7 +115,11 @@ def read_study_file(folder: Path) -> dict[str, Any]:
         )
     try:
         values = dict(json.loads(path.read_text()))
-        return {**values, "study": dict(values["study"])}
+        study = dict(values["study"])
+        # What no report can do without.
+        itemgetter("preset", "theta_factor", "needle_lengths")(study)
+        itemgetter("train_length", "theta")(study["pretraining"]["model"])
+        return {**values, "study": study}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not the record of a study: {error!r}") from None
 

@@ -62,6 +62,10 @@ class Forecast:
         self.workers: int = workers
         self.weights: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
         self.started: float = time.monotonic()
+        self.left: set[str] = left
+        """What was left then."""
+        self.found: dict[str, float] = {}
+        """The share of a job that an earlier command did, as its first words tell."""
         self.planned: float = self._planned(left, {})
         self._told: tuple[float, float] = (-math.inf, self.planned)
 
@@ -73,12 +77,17 @@ class Forecast:
 
     def seconds(self, left: set[str], running: Mapping[str, float]) -> float:
         """To go: the plan's own estimate, at the pace so far once a tenth of it is behind."""
+        for name, share in running.items():
+            # Less than before: it was killed past its last checkpoint, or begins again.
+            self.found[name] = min(share, self.found.get(name, share))
         now = time.monotonic()
         when, told = self._told
         # To plan a large study takes some hundredths of a second.
         if now - when < SECONDS_BETWEEN_FORECASTS:
             return max(0.0, told - (now - when))
         to_go, gone = self._planned(left, running), now - self.started
+        found = {name: share for name, share in self.found.items() if share}
+        self.planned = self._planned(self.left, found)
         behind = self.planned - to_go
         if behind > 0.1 * self.planned:
             to_go *= gone / behind
@@ -198,8 +207,7 @@ class Conductor:
             self.line.say(f"done  {job.name}, {clock(seconds)}")
             self.on_done()
         elif not self.is_stopping:
-            lines = one.log.read_text(errors="replace").strip().splitlines()
-            self.failed[job.name] = lines[-1] if lines else f"exit {one.process.returncode}"
+            self.failed[job.name] = why_failed(one.process.returncode, one.log)
             self.line.say(f"FAILED  {job.name}: {self.failed[job.name]}; all of it in {one.log}")
 
     def _show(self, running: Sequence[Running]) -> None:
@@ -230,6 +238,17 @@ class Conductor:
             if not one.is_told:
                 one.process.terminate()
                 one.is_told = True
+
+
+def why_failed(code: int, log: Path) -> str:
+    """A worker's last words; one that was killed had no time to say why."""
+    if code < 0:
+        # Real-time signals have no name.
+        known = {one.value: one.name for one in signal.Signals}
+        words = f"killed by {known.get(-code, f'signal {-code}')}"
+        return words + (": memory may have run out" if -code == signal.SIGKILL else "")
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit {code}"
 
 
 def seconds_to_use(job: Job, expected: float) -> float:

@@ -1,22 +1,16 @@
 """Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
 
-import hashlib
 import importlib.metadata
 import inspect
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from ssmax._extras import require
 from ssmax.data.preparation import text_to_measure
-from ssmax.data.shards import ShardSet
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.hf.subject import CausalSubject, load_causal
-from ssmax.records import config_hash, read_jsonl
-from ssmax.report.side_by_side import FILES
-from ssmax.study.measurement import Measurement
+from ssmax.records import config_hash
+from ssmax.study.measurement import Measurement, weights_hash
 from ssmax.train.run import CONFIG as RUN_CONFIG
 from ssmax.train.run import MODEL
 from ssmax.train.world import device_of
@@ -96,8 +90,9 @@ def hf_measurement(
         first=first,
         model=config_hash({"weights": weights, "model": _itself(model.config)}),
     )
-    _check_text(measured.shards(), loaded.vocabulary.hash, tokenizer)
-    _check_name(measured)
+    measured.check(
+        tokenizer, otherwise=", or give the file that they were made with as --tokenizer"
+    )
     return measured
 
 
@@ -105,28 +100,6 @@ def _itself(config: Any) -> dict[str, Any]:
     """A config without where it was and what read it."""
     elsewhere = ("_name_or_path", "transformers_version")
     return {key: value for key, value in config.to_dict().items() if key not in elsewhere}
-
-
-def _check_name(measured: Measurement) -> None:
-    """Refuse to put numbers of two models into one column."""
-    for file, kind in FILES.items():
-        path = measured.results / file
-        records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
-        known = {one.provenance.model for one in records if one.run == measured.run}
-        if known - {"", measured.model}:
-            raise ValueError(
-                f"{path} has numbers of another model that is called {measured.run!r}, or of "
-                "other weights; give --results another folder, or the model's folder another name"
-            )
-
-
-def weights_hash(model: nn.Module) -> str:
-    """What a folder holds changes when it is trained on; its name and its config do not."""
-    digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def check_same_tokens(source: str, tokenizer: str) -> None:
@@ -153,12 +126,3 @@ def _first_token(tokenizer: str) -> int | None:
     made = tokenizers.Tokenizer.from_file(str(path))
     with_specials, bare = (made.encode("a", add_special_tokens=add).ids for add in (True, False))
     return with_specials[0] if with_specials[:1] != bare[:1] else None
-
-
-def _check_text(shards: ShardSet, wanted: str, tokenizer: str) -> None:
-    if shards.vocabulary.hash != wanted:
-        raise ValueError(
-            f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of the "
-            f"model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}, or "
-            "give the file that they were made with as --tokenizer"
-        )

@@ -1,5 +1,6 @@
 """A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -7,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from ssmax._files import write_whole
+from ssmax._files import in_turn, write_whole
 from ssmax.data.haystack import Needle, long_rows
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
+from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer
 from ssmax.eval import (
     Subject,
@@ -26,6 +29,7 @@ from ssmax.records import (
     NeedleTrial,
     PositionLoss,
     Provenance,
+    config_hash,
     read_jsonl,
     to_json_line,
 )
@@ -36,6 +40,7 @@ from ssmax.report.findings import (
     PAPERS_NEEDLE_SCORE,
     POSITION_LOSS,
 )
+from ssmax.report.side_by_side import FILES
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
@@ -95,16 +100,20 @@ class Measurement:
         """A run's model, under another rule or theta where one is given."""
         config = read_run_config(folder)
         here = device_of(device)
-        model = load_run_model(folder, device=here)
-        model = (model if rule is None else model.with_rule(rule)).eval()
+        model = load_run_model(folder)
+        weights = weights_hash(model)
+        # Its own rule stays with what it has learnt.
+        rule = None if rule == model.config.rule else rule
+        model = (model if rule is None else model.with_rule(rule)).to(here).eval()
         model.theta = model.theta if theta is None else theta
-        return cls(
+        measured = cls(
             model,
             load_run_tokenizer(folder),
             # What is measured is named by all that makes it what it is.
             run=folder.name + (f"+{rule}" if rule else "") + (f"@{theta:g}" if theta else ""),
             identity={
                 "run": config.to_dict(),
+                "weights": weights,
                 "model": model.config.to_dict(),
                 "theta": model.theta,
             },
@@ -113,7 +122,35 @@ class Measurement:
             device=here,
             usual_length=config.model.train_length,
             is_narrow=here.type == "cuda" and config.run.precision == "bfloat16",
+            model=config_hash({"weights": weights}),
         )
+        file = folder / TOKENIZER
+        measured.check(str(file) if file.is_file() else config.data.tokenizer)
+        return measured
+
+    def check(self, tokenizer: str, *, otherwise: str = "") -> None:
+        """Refuse another tokenizer's text, numbers of another model, and a folder not to write.
+
+        `tokenizer` is what its own is called or where it is, `otherwise` what else could be done.
+        """
+        shards = self.shards()
+        if shards.vocabulary.hash != self.tokenizer.vocabulary.hash:
+            raise ValueError(
+                f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of "
+                f"the model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
+                + otherwise
+            )
+        for file, kind in FILES.items():
+            path = self.results / file
+            records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
+            known = {one.provenance.model for one in records if one.run == self.run}
+            if known - {"", self.model}:
+                raise ValueError(
+                    f"{path} has numbers of another model that is called {self.run!r}, or of "
+                    "other weights; give --results another folder, or the model's folder another "
+                    "name"
+                )
+        self.results.mkdir(parents=True, exist_ok=True)
 
     def shards(self) -> ShardSet:
         """The text."""
@@ -251,10 +288,21 @@ class Measurement:
         """Records take the place of those of the same measurement; others stay."""
         self.results.mkdir(parents=True, exist_ok=True)
         path = self.results / name
-        old = read_jsonl(path, type(records[0])) if path.exists() else []
-        mine = set(map(_measured, records))
-        kept = [one for one in old if _measured(one) not in mine]
-        write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+        # Another process may measure another model into this folder.
+        with in_turn(self.results):
+            old = read_jsonl(path, type(records[0])) if path.exists() else []
+            mine = set(map(_measured, records))
+            kept = [one for one in old if _measured(one) not in mine]
+            write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+
+
+def weights_hash(model: nn.Module) -> str:
+    """What a folder holds changes when it is trained on; its name and its config do not."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _measured(record: Any) -> tuple[Any, ...]:

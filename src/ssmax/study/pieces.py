@@ -67,23 +67,58 @@ def pack(folder: Path, archive: Path) -> None:
 
 
 def gather(archives: Sequence[Path], folder: Path) -> list[str]:
-    """Put the pieces of one study into its folder, beside those that are there; all their names."""
-    (folder / PIECES).mkdir(parents=True, exist_ok=True)
+    """Put the pieces of one study into its folder, beside those that are there; all their names.
+
+    Nothing is put there where one of them does not fit.
+    """
+    if (folder / RUNS).is_dir():
+        raise ValueError(
+            f"{folder} holds a study that was made there, which would be hidden behind its pieces; "
+            "gather into another folder, and bring that study in by its --records"
+        )
+    values = _filled(read_study_file(folder)) if (folder / STUDY).exists() else None
+    pieces = {
+        path.name.removesuffix(ARCHIVE): path for path in (folder / PIECES).glob(f"*{ARCHIVE}")
+    }
     for archive in archives:
         check_archive(archive)
         with unpacked(archive) as piece:
             if not (piece / STUDY).is_file():
                 raise ValueError(f"{archive} is no piece of a study: it holds no {STUDY}")
-            values = _filled(read_study_file(piece))
+            found = _filled(read_study_file(piece))
         # A study that was made on one machine is its only piece.
-        name = values["piece"] or archive.name.removesuffix(ARCHIVE)
+        name = found["piece"] or archive.name.removesuffix(ARCHIVE)
         check_piece(name)
-        if (folder / STUDY).exists():
-            values = _joined(_filled(read_study_file(folder)), values, archive)
-        shutil.copyfile(archive, folder / PIECES / f"{name}{ARCHIVE}")
-        del values["piece"]
-        write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
-    return sorted(path.name.removesuffix(ARCHIVE) for path in (folder / PIECES).iterdir())
+        values = found if values is None else _joined(values, found, archive)
+        if name in pieces:
+            _check_goes_on(pieces[name], archive, name)
+        pieces[name] = archive
+    if values is None:
+        return []
+    (folder / PIECES).mkdir(parents=True, exist_ok=True)
+    for name, archive in pieces.items():
+        there = folder / PIECES / f"{name}{ARCHIVE}"
+        if archive != there:
+            shutil.copyfile(archive, there)
+    values.pop("piece", None)
+    write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
+    return sorted(pieces)
+
+
+def _check_goes_on(old: Path, new: Path, name: str) -> None:
+    """A piece takes the place of another of its name only where it has all that is in that one."""
+    lost = _jobs_done(old) - _jobs_done(new)
+    if lost:
+        raise ValueError(
+            f"{new} and {old} are both called piece {name!r}, and {new} lacks "
+            f"{', '.join(sorted(lost)[:3])}{' and more' if len(lost) > 3 else ''}; name pieces of "
+            "several machines differently (--piece)"
+        )
+
+
+def _jobs_done(archive: Path) -> set[str]:
+    with unpacked(archive) as piece:
+        return {path.stem for path in (piece / DONE).glob("*.json")}
 
 
 def identity(study: Mapping[str, Any]) -> str:
@@ -122,6 +157,19 @@ def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict
             f"{archive} is a piece of another study, {piece['study']['preset']!r} with other "
             "settings; gather it into another folder"
         )
+    for name, text in there.get("texts", {}).items():
+        if piece.get("texts", {}).get(name, text) != text:
+            raise ValueError(
+                f"{archive} was made with another {name}: the tokens are not those of the pieces "
+                "that are there; gather it into another folder"
+            )
     jobs = {json.dumps(job): job for job in [*there["jobs"], *piece["jobs"]]}
     commands = dict.fromkeys([*there["commands"], *piece["commands"]])
-    return {**there, "piece": "", "jobs": list(jobs.values()), "commands": list(commands)}
+    texts = {**piece.get("texts", {}), **there.get("texts", {})}
+    return {
+        **there,
+        "piece": "",
+        "jobs": list(jobs.values()),
+        "commands": list(commands),
+        "texts": texts,
+    }

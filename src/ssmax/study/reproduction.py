@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ssmax._files import LOCK, locked, write_whole
 from ssmax.data.preparation import text_to_measure
+from ssmax.data.shards import ShardSet
+from ssmax.data.tasks import TRAIN
 from ssmax.data.workers import cores
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
@@ -20,6 +22,9 @@ from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_take
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
 from ssmax.train.watch import clock
+
+COMPUTED = {1, 3}
+"""Figures that are mathematics: nothing has to be done for them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +86,15 @@ def reproduce(
         check_piece(piece)
     text = (data or folder / "data").resolve()
     origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
-    _refuse_another(study, folder, origin)
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
+    _refuse_another(study, folder, origin)
+    if not jobs and (figures is None or not COMPUTED.issuperset(figures)):
+        raise ValueError(
+            "there is nothing to do: these configurations have no part in what was asked for; "
+            "--dry-run without --only and --configs shows what there is"
+        )
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)
@@ -101,6 +111,8 @@ def reproduce(
     def keep_records_so_far() -> None:
         # A full disk ends nothing that runs; at the end it is told.
         with suppress(OSError):
+            # The text may have been prepared just now.
+            _write(study, folder, jobs, origin=origin)
             keep_records()
 
     with locked(folder) if left else nullcontext():
@@ -179,6 +191,13 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
                 f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
                 "another --out"
             )
+    known = values.get("texts", {})
+    for name, text in _texts(origin).items():
+        if known.get(name, text) != text:
+            raise ValueError(
+                f"{folder} was begun with other tokens in its {name} folder, "
+                f"{getattr(origin, name)}; give those, or another --out"
+            )
     if identity(there) != identity(study.to_dict()):
         raise ValueError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
@@ -186,10 +205,31 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         )
 
 
+def _texts(origin: Origin) -> dict[str, str]:
+    """What identifies the tokens to learn from and to measure on, of those that are there."""
+    texts, vocabularies = {}, {}
+    is_for_tests = origin.test != origin.data
+    for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
+        with suppress(ValueError):
+            side = (
+                folder / TRAIN
+                if name == "data"
+                else text_to_measure(folder, is_for_tests=is_for_tests)
+            )
+            shards = ShardSet.open(side)
+            texts[name], vocabularies[name] = shards.fingerprint, shards.vocabulary
+    if len({vocabulary.hash for vocabulary in vocabularies.values()}) > 1:
+        raise ValueError(
+            f"{origin.test} holds tokens of {vocabularies['test'].name!r}, {origin.data} of "
+            f"{vocabularies['data'].name!r}; prepare both with one tokenizer"
+        )
+    return texts
+
+
 def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
     """Refuse a time in which some job would never be started, however often it is tried."""
-    if minutes <= 0:
-        raise ValueError(f"minutes must be more than 0, got {minutes:g}")
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"minutes must be more than 0 and finite, got {minutes:g}")
     seconds = {job.name: seconds_to_use(job, expected_seconds(study, job)) for job in left}
     longest = max(seconds, key=seconds.__getitem__, default="")
     if longest and 60 * minutes < seconds[longest]:
@@ -213,6 +253,7 @@ def _write(
         "study": study.to_dict(),
         "jobs": [dataclasses.asdict(job) for job in known.values()],
         "commands": commands,
+        "texts": _texts(origin),
         **dataclasses.asdict(origin),
     }
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")

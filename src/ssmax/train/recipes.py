@@ -14,7 +14,6 @@ from ssmax.train.config import (
     OptimConfig,
     RunConfig,
     ScheduleConfig,
-    SwitchConfig,
     TrainConfig,
 )
 
@@ -38,7 +37,7 @@ def configured(config: TrainConfig, name: str) -> TrainConfig:
             "when it is evaluated; train a"
         )
     rule = CONFIGURATIONS.get(name, name)
-    switch = SwitchConfig(rule="ssmax") if name == "f" else SwitchConfig()
+    switch = dataclasses.replace(config.switch, rule="ssmax" if name == "f" else "")
     try:
         model = dataclasses.replace(config.model, rule=rule)
     except ValueError:

@@ -52,6 +52,17 @@ def test_tokens_of_another_tokenizer_are_refused(trained, text, tmp_path):
         measurement(trained(2), tmp_path, data=tmp_path / "small")
 
 
+def test_damaged_text_is_refused(trained, tokens, tmp_path):
+    run = trained(2)
+    shutil.copytree(tokens, tmp_path / "damaged")
+    shard = next((tmp_path / "damaged" / "validation").glob("*.shard"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        measurement(run, tmp_path, data=tmp_path / "damaged")
+
+
 def test_a_models_own_rule_keeps_what_it_has_learnt(trained, tmp_path):
     run = trained(6)
     asked, plain = (measurement(run, tmp_path, rule=rule) for rule in ("ssmax", None))

@@ -223,6 +223,22 @@ def test_a_folder_holds_one_text_whatever_its_path(tiny, text, tokens, tmp_path)
         reproduce(tiny, tmp_path / "s", **asked)
 
 
+def test_a_study_and_its_text_may_be_moved_together(tiny, tokens, tmp_path):
+    shutil.copytree(tokens, tmp_path / "old" / "tokens")
+    asked = {"configurations": ["a"], "seeds": 1, "figures": [4]}
+    assert reproduce(tiny, tmp_path / "old/s", data=tmp_path / "old/tokens", **asked).is_whole
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert reproduce(tiny, tmp_path / "new/s", data=tmp_path / "new/tokens", **asked).is_whole
+
+
+def test_records_that_cannot_be_written_are_told_when_the_page_is_there(tiny, tokens, tmp_path):
+    (tmp_path / "away").write_text("a file")
+    with pytest.raises(OSError, match=r"records cannot be written to .*away.p\.tar\.xz"):
+        reproduce(tiny, tmp_path / "s", figures=[1], data=tokens,
+                  records=tmp_path / "away" / "p.tar.xz")  # fmt: skip
+    assert (tmp_path / "s" / "report.html").exists()
+
+
 def test_text_to_measure_on_has_the_tokens_of_the_training(tiny, text, tokens, tmp_path):
     prepare(str(text), tmp_path / "small", tokenizer="small", workers=1, validation_fraction=0.2)
     with pytest.raises(ValueError, match="prepare both with one tokenizer"):

@@ -309,7 +309,8 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
     missing = [name for name in (pair.first, pair.second) if name not in items]
     try:
         if missing:
-            raise ValueError(f"{', '.join(map(_called, missing))} was not measured")
+            verb = "was" if len(missing) == 1 else "were"
+            raise ValueError(f"{' and '.join(map(_called, missing))} {verb} not measured")
         interval = _interval(items[pair.first], items[pair.second], what=what)
     except ValueError as error:
         nothing = Interval(effect=0.0, low=0.0, high=0.0, basis=str(error))

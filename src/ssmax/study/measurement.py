@@ -42,6 +42,7 @@ from ssmax.report.findings import (
 )
 from ssmax.report.side_by_side import FILES
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
+from ssmax.train.pretraining import VERIFIED_TOKENS
 from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
 
@@ -140,6 +141,8 @@ class Measurement:
                 f"the model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
                 + otherwise
             )
+        if shards.num_tokens <= VERIFIED_TOKENS:
+            shards.verify()
         for file, kind in FILES.items():
             path = self.results / file
             records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
@@ -230,7 +233,10 @@ class Measurement:
                 trials=trials,
                 seed=seed,
                 out=self.results / NEEDLE,
-                provenance=self.provenance(seed=seed, digits=digits, trials=trials),
+                # Other lengths go into the same grid, other depths would change what is a mean.
+                provenance=self.provenance(
+                    seed=seed, digits=digits, trials=trials, depths=list(depths)
+                ),
                 batch=batch,
                 digits=digits,
                 on_cell=lambda done, total: on_progress("cell", done, total),

@@ -9,6 +9,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +53,23 @@ def pack(folder: Path, archive: Path) -> None:
 
     All or nothing: whoever copies the file meanwhile has that of before.
     """
-    archive.parent.mkdir(parents=True, exist_ok=True)
     homes = _homes(folder, archive)
     hidden = archive.with_name(f".{archive.name}.writing")
-    with tarfile.open(hidden, "w:xz") as packed:
-        for path in _records(folder):
-            content = path.read_text()
-            for home in homes:
-                content = content.replace(home, "")
-            entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
-            entry.size = len(content.encode())
-            packed.addfile(entry, io.BytesIO(content.encode()))
-    hidden.replace(archive)
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(hidden, "w:xz") as packed:
+            for path in _records(folder):
+                content = path.read_text()
+                for home in homes:
+                    content = content.replace(home, "")
+                entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+                entry.size = len(content.encode())
+                packed.addfile(entry, io.BytesIO(content.encode()))
+        hidden.replace(archive)
+    except OSError as error:
+        with suppress(OSError):
+            hidden.unlink(missing_ok=True)
+        raise OSError(f"the records cannot be written to {archive}: {error}") from error
 
 
 def gather(archives: Sequence[Path], folder: Path) -> list[str]:

@@ -86,10 +86,11 @@ def reproduce(
         check_piece(piece)
     text = (data or folder / "data").resolve()
     origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
+    _refuse_another(study, folder, origin)
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
-    _refuse_another(study, folder, origin)
+        _texts(origin)
     if not jobs and (figures is None or not COMPUTED.issuperset(figures)):
         raise ValueError(
             "there is nothing to do: these configurations have no part in what was asked for; "
@@ -135,10 +136,12 @@ def reproduce(
             on_done=keep_records_so_far,
         )
         stopped_by = conductor.run()
-        keep_records()
         if stopped_by is not None:
+            keep_records()
             return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)
+    # They were kept after every job; where that failed, it is told when all else is there.
+    keep_records()
     return Reproduced(
         is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
         failed=conductor.failed,
@@ -185,14 +188,16 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         return
     values = read_study_file(folder)
     there = values["study"]
+    known, texts = values.get("texts", {}), _texts(origin)
     for name, given in dataclasses.asdict(origin).items():
-        if values.get(name, given) != given:
+        # The same tokens may have been moved, alone or with the study.
+        is_same_text = name in texts and known.get(name) == texts[name]
+        if values.get(name, given) != given and not is_same_text:
             raise ValueError(
                 f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
                 "another --out"
             )
-    known = values.get("texts", {})
-    for name, text in _texts(origin).items():
+    for name, text in texts.items():
         if known.get(name, text) != text:
             raise ValueError(
                 f"{folder} was begun with other tokens in its {name} folder, "

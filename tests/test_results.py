@@ -20,6 +20,7 @@ from ssmax.report.results import (
 )
 from ssmax.report.style import look
 from ssmax.study.claims import judge
+from ssmax.study.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,6 +50,7 @@ def test_headlines_begin_with_the_largest_model(results):
     studies = [name.partition("-")[0] for name in header.strip("| ").split(" | ")[2:]]
     assert set(studies) == {"gpu", "small", "quick"}
     assert studies == sorted(studies, key=LARGEST_FIRST.index)
+    assert set(LARGEST_FIRST) == set(PRESETS)
 
 
 def test_the_verdicts_are_those_of_the_claims_on_the_records(results):

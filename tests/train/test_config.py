@@ -138,6 +138,8 @@ def test_configuration_f_switches_for_the_last_eighth():
     config = configured(paper(), "f")
     assert config.switch_step == 175_000
     assert configured(paper(), "a").switch_step == 200_000
+    later = configured(paper().replaced({"switch.last_fraction": 0.5}), "f")
+    assert later.switch.rule == "ssmax" and later.switch_step == 100_000
 
 
 def test_configuration_e_is_not_trained():

@@ -26,8 +26,6 @@ VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
-WITH_S = ("b", "d", "f", "temperature", "sqrt_log")
-"""Configurations that learn one number per head, by which something is multiplied."""
 LARGEST_FIRST = ("paper", "gpu", "small", "quick")
 
 
@@ -91,7 +89,7 @@ def headlines(results: Mapping[str, Findings]) -> str:
 def _short_effect(one: Comparison | None) -> str:
     if one is None or one.verdict == "not measured":
         return "-"
-    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}] {one.verdict}"
+    return f"{_interval(one)} {one.verdict}"
 
 
 def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
@@ -212,27 +210,26 @@ def heads(findings: Findings) -> str:
     marks = {length // 16, length, 4 * length}.intersection(num_keys) | {num_keys[-1]}
     places = {n: num_keys.index(n) for n in sorted(marks)}
 
-    def largest_at(place: int) -> Callable[[Fading], float]:
-        return lambda record: float(np.array(record.largest)[:, :, place].mean())
-
-    def entropy_at(place: int) -> Callable[[Fading], float]:
-        return lambda record: float(np.array(record.entropy)[:, :, place].mean())
+    def mean_of(what: str, place: int) -> Callable[[Fading], float]:
+        return lambda record: float(np.array(getattr(record, what))[:, :, place].mean())
 
     columns = {
-        f"largest weight at n = {n:,}": _values(findings.fading, largest_at(place))
-        for n, place in places.items()
-    } | {
-        f"entropy at n = {n:,}": _values(findings.fading, entropy_at(place))
+        f"{words} at n = {n:,}": _values(findings.fading, mean_of(what, place))
+        for words, what in (("largest weight", "largest"), ("entropy", "entropy"))
         for n, place in places.items()
     }
-    with_s = {name: home for name, home in findings.scales.items() if name in WITH_S}
-    columns["s"] = _values(with_s, _mean_s)
+    # Not every rule has one.
+    with_s = {
+        name: {replica: learnt for replica, learnt in home.items() if _s_of(learnt)}
+        for name, home in findings.scales.items()
+    }
+    columns["s"] = _values(with_s, lambda learnt: float(np.mean(_s_of(learnt))))
     return _by_configuration(columns)
 
 
-def _mean_s(learnt: Mapping[str, Sequence[float]]) -> float:
-    """Over all heads of all layers."""
-    return float(np.mean([row for name, row in learnt.items() if name.endswith(".scale")]))
+def _s_of(learnt: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
+    """Every layer's, a number per head."""
+    return [row for name, row in learnt.items() if name.endswith(".scale")]
 
 
 def comparisons(found: Sequence[Comparison]) -> str:
@@ -276,7 +273,11 @@ def _cell(values: Sequence[float]) -> str:
 def _effect(one: Comparison) -> str:
     if one.verdict == "not measured":
         return "-"
-    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}] {one.unit}"
+    return f"{_interval(one)} {one.unit}"
+
+
+def _interval(one: Comparison) -> str:
+    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
 
 
 def _said(one: Comparison) -> str:

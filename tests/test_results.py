@@ -4,6 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ssmax.report.results import (
@@ -12,6 +13,7 @@ from ssmax.report.results import (
     VARIED,
     headlines,
     numbers,
+    probe,
     read_results,
     shown_figures,
     tables,
@@ -91,6 +93,18 @@ def test_what_no_commit_holds_makes_no_headline(results):
         return HEADLINES[0] in headlines({"x": dataclasses.replace(findings, provenances=made)})
 
     assert titled("0123456789ab") and not titled("0123456789ab+")
+
+
+def test_the_first_values_of_p_n_can_be_left_out(results):
+    bent = [1.0, 3.0, 2.5, *(0.1 * np.log(np.arange(4, 129)))]
+    one = next(iter(results.values()))
+    header, _, *rows = probe(dataclasses.replace(one, tables={0: bent})).splitlines()
+    assert "log n" in header
+    from_2, from_8, from_32 = (row.strip("| ").split(" | ") for row in rows)
+    assert [row[0] for row in (from_2, from_8, from_32)] == ["2", "8", "32"]
+    assert float(from_2[1]) < 0.2
+    assert float(from_8[1]) == float(from_32[1]) == 1.0
+    assert probe(dataclasses.replace(one, tables={})) == "Not measured yet."
 
 
 def test_a_table_that_does_not_exist_is_named():

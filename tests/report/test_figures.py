@@ -107,6 +107,16 @@ def test_figure_3_has_n_entries_and_the_critical_gap():
         assert figures.softmax_output_of_last(figures.figure3_input(n, 1 + 2 * lead), factor) > high
 
 
+def test_figure_2_shows_p_n_over_n_and_over_its_logarithm():
+    table = (0.2 * np.log(np.arange(1, 65)) + 1).tolist()
+    axes = figures.figure2({"seed 0": table}).axes
+    assert [axis.get_xscale() for axis in axes] == ["linear", "log"]
+    for axis in axes:
+        learnt, fitted = (line.get_xydata() for line in axis.lines)
+        assert learnt[:, 0].tolist() == list(range(2, 65))
+        assert learnt == pytest.approx(fitted)
+
+
 def test_the_largest_weight_is_a_mean_over_heads_and_runs():
     other = dataclasses.replace(FADING, largest=[[[1.0, 0.1, 0.1, 0.1], [1.0, 0.1, 0.1, 0.1]]])
     drawn = lines(figures.figure1_in_heads({"a": [FADING, other]}, train_length=16))["(a) softmax"]

@@ -36,11 +36,11 @@ def fit_shapes(n: Sequence[int], values: Sequence[float]) -> list[Fit]:
     return sorted(fits, key=lambda fit: -fit.r2)
 
 
-def fit_table(table: Sequence[float]) -> list[Fit]:
+def fit_table(table: Sequence[float], first: int = 2) -> list[Fit]:
     """The probe's p_n by every shape, from n = 2 on: a single key has weight 1 whatever p_1 is, so
     that p_1 never learns.
     """
-    return fit_shapes(range(2, len(table) + 1), table[1:])
+    return fit_shapes(range(first, len(table) + 1), table[first - 1 :])
 
 
 def _fit(name: str, x: np.ndarray, y: np.ndarray) -> Fit:

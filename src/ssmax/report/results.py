@@ -11,6 +11,7 @@ from ssmax.records import Comparison, Fading, NeedleTrial, PositionLoss
 from ssmax.report.captions import EXACT
 from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import ByReplica, Findings, Record, read_findings
+from ssmax.report.fits import SHAPES, fit_table
 from ssmax.report.style import LOOKS
 
 HEADLINES = (
@@ -43,6 +44,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         made[f"{name} needles"] = needles(findings, lambda trial: trial.is_whole)
         made[f"{name} first digits"] = needles(findings, lambda trial: trial.first_digit)
         made[f"{name} heads"] = heads(findings)
+        made[f"{name} probe"] = probe(findings)
         made[f"{name} comparisons"] = comparisons(findings.comparisons)
     return made
 
@@ -230,6 +232,20 @@ def heads(findings: Findings) -> str:
 def _s_of(learnt: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
     """Every layer's, a number per head."""
     return [row for name, row in learnt.items() if name.endswith(".scale")]
+
+
+def probe(findings: Findings) -> str:
+    """How much of the learnt p_n each shape explains, over all n and without the first of them."""
+    rows = []
+    for first in (2, 8, 32):
+        shares: dict[str, list[float]] = {}
+        for table in findings.tables.values():
+            for fit in fit_table(table, first):
+                shares.setdefault(fit.name if fit.name in SHAPES else "power", []).append(fit.r2)
+        if shares:
+            rows.append([f"{first}", *(_cell(shares[name]) for name in (*SHAPES, "power"))])
+    header = ["from n =", *(f"R^2 of {name}" for name in SHAPES), "of the best power of n"]
+    return _table(header, rows) if rows else "Not measured yet."
 
 
 def comparisons(found: Sequence[Comparison]) -> str:

@@ -12,6 +12,7 @@ from ssmax.report.results import (
     LARGEST_FIRST,
     VARIED,
     headlines,
+    heads,
     numbers,
     probe,
     read_results,
@@ -105,6 +106,20 @@ def test_the_first_values_of_p_n_can_be_left_out(results):
     assert float(from_2[1]) < 0.2
     assert float(from_8[1]) == float(from_32[1]) == 1.0
     assert probe(dataclasses.replace(one, tables={})) == "Not measured yet."
+
+
+def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
+    one = results["2026-11-15_quick"]
+    (replica, record), *_ = one.fading["a"].items()
+    there = record.num_keys.index(one.train_length)
+    weights = np.ones((1, 4, len(record.num_keys)))
+    weights[0, :, there] = 0.8
+    weights[0, :, -1] = 0.1, 0.4, 0.41, 0.9
+    made = dataclasses.replace(record, largest=weights.tolist(), entropy=weights.tolist())
+    told = heads(dataclasses.replace(one, fading={"a": {replica: made}})).splitlines()
+    assert "heads that fade" in told[0]
+    row = dict(zip(told[0].split(" | "), told[2].split(" | "), strict=True))
+    assert row["heads that fade"] == "0.500"
 
 
 def test_a_table_that_does_not_exist_is_named():

@@ -99,6 +99,11 @@ def made_up():
             "n": keys,
             "largest": [k ** (-0.1 * (1 + rank[name])) for k in keys],
             "entropy": [0.12 * (1 + rank[name]) * float(np.log(k)) for k in keys],
+            "heads": {
+                "n": [128, 1024],
+                "largest": rng.uniform(0.05, 0.95, (2, 4, 4)).round(4).tolist(),
+                "entropy": rng.uniform(0.5, 4.5, (2, 4, 4)).round(4).tolist(),
+            },
         }
         for name in NAMES
     }
@@ -206,7 +211,7 @@ def test_the_text_has_every_claim_and_every_figure_has_its_table():
             assert comparison["text"] in text and comparison["basis"] in text
     effect = PAYLOAD["claims"][3]["comparisons"][0]
     assert number(effect["effect"], 3).replace("&minus;", "\u2212") + " nats" in text
-    assert text.count("Data") == 10  # eight figures, s and fading
+    assert text.count("Data") == 11  # eight figures, s, fading and fading by head
     assert number(PAYLOAD["figures"]["4"]["curves"]["a"]["y"][0]) in text
     assert MISSING not in text
 
@@ -328,6 +333,7 @@ def test_every_figure_is_drawn(visit):
     assert tab.locator("#figure-8 .series .shape").count() == len(NAMES) * 100
     assert tab.locator("#scales .cell").count() == 16
     assert tab.locator("#fading .series .line").count() == 2 * (len(NAMES) + 1)
+    assert tab.locator("#fading .cell").count() == 16
     drawn = tab.evaluate(
         "[...document.querySelectorAll('path.line')].map((p) => p.getAttribute('d'))"
     )
@@ -562,6 +568,28 @@ def test_the_learnt_scales_switch(visit):
     ]
     assert cells(tab, "scales") == expected
     assert "start 0" in tab.locator("#scales .ramp").text_content()
+
+
+def test_fading_is_shown_of_every_head(visit):
+    tab = visit()
+    tab.locator("#fading .thumbs button").nth(1).click()
+    name = NAMES[1]
+    before, after = np.asarray(PAYLOAD["fading"][name]["heads"]["largest"])
+    factors = after / before
+    assert cells(tab, "fading") == [f"{v:.2f}" for v in factors.ravel()]
+    told = tab.locator("#fading .summary").text_content()
+    assert told.startswith(f"{PAYLOAD['looks'][name]['label']}: {(factors < 1).sum()} of 16 heads")
+    assert f"{(factors < 0.5).sum()} below half" in told
+    tab.locator("#fading .switch button").nth(1).click()
+    before, after = np.asarray(PAYLOAD["fading"][name]["heads"]["entropy"])
+    gains = after - before
+    assert cells(tab, "fading") == [f"{v:.1f}".replace("-", "\u2212") for v in gains.ravel()]
+    told = tab.locator("#fading .summary").text_content()
+    assert f"{np.log(8):.2f} where attention is spread evenly" in told
+    tab.locator("#fading .canvas svg[role=application]").last.press("ArrowDown")
+    tip = tab.locator("#fading .tip").last.text_content()
+    assert "layer 1, head 1" in tip
+    assert "n = 1,024" in tip
 
 
 @pytest.mark.parametrize("width", [360, 768, 1600])

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ssmax.records import NeedleScore, NeedleTrial, PositionLoss
+from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss
 from ssmax.report.findings import ByReplica
 
 Item = TypeVar("Item")
@@ -56,6 +56,12 @@ def by_rank(scores: Sequence[NeedleScore]) -> np.ndarray:
         for score in scores
     ]
     return np.mean(ranked, axis=0)[:TOP_HEADS]
+
+
+def places_beyond(record: Fading, train_length: int) -> tuple[int, int]:
+    """Where the last n that training has seen stands, and the last of all."""
+    seen = [place for place, n in enumerate(record.num_keys) if n <= train_length]
+    return seen[-1], len(record.num_keys) - 1
 
 
 def top_score(trial: NeedleScore) -> float:

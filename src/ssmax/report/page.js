@@ -37,6 +37,21 @@ function lessSoftmax(curves) {
   });
   return Object.fromEntries(same.map(([name, curve]) => [name, less(curve)]));
 }
+// The axes of a map of all heads.
+const byHead = (values) => ({
+  rows: values.map((_, i) => `${i + 1}`),
+  columns: values[0].map((_, i) => `${i + 1}`),
+  rowTitle: "layer",
+  columnTitle: "head",
+  values,
+});
+function median(values) {
+  const all = values
+    .flat()
+    .filter((v) => v !== null)
+    .sort((p, q) => p - q);
+  return (all[(all.length - 1) >> 1] + all[all.length >> 1]) / 2;
+}
 const ranks = (values, first = 1) => values.map((_, i) => i + first);
 function markersKey() {
   const parts = Object.entries(SHAPES).map(([word, shape]) => {
@@ -323,17 +338,13 @@ const PLOTS = {
         .sort((p, q) => p - q);
       const reach = Math.max(...all.map((v) => Math.abs(v - start))) || 1;
       const above = all.filter((v) => v > start).length;
-      const middle = (all[(all.length - 1) >> 1] + all[all.length >> 1]) / 2;
-      const range = `median ${show(middle, 3)}, from ${show(all[0], 3)} to ${show(all.at(-1), 3)}`;
+      const ends = `from ${show(all[0], 3)} to ${show(all.at(-1), 3)}`;
+      const range = `median ${show(median(values), 3)}, ${ends}`;
       const risen = `${above} of ${all.length} above the start, ${show(start, 3)}`;
       summary.textContent = `${key} of ${look(name).label}: ${range}; ${risen}.`;
       return {
         title: `Learnt ${key}, ${look(name).label}`,
-        rows: values.map((_, i) => `${i + 1}`),
-        columns: values[0].map((_, i) => `${i + 1}`),
-        rowTitle: "layer",
-        columnTitle: "head",
-        values,
+        ...byHead(values),
         colour: (value) => diverging(0.5 + (value - start) / (2 * reach)),
         text: (value) => (value === null ? "\u2013" : value.toFixed(2).replace("-", "\u2212")),
         tip: (row, column) => [
@@ -393,6 +404,89 @@ const PLOTS = {
       domain: [0.7 * least, 1],
     });
     drawn("entropy", "Entropy", Math.log, { label: "entropy (nats)", kind: "linear", zero: true });
+  },
+
+  fadingByHead(box) {
+    const found = Object.fromEntries(
+      Object.entries(payload.fading).flatMap(([name, { heads }]) => (heads ? [[name, heads]] : [])),
+    );
+    const names = Object.keys(found);
+    const [first, last] = found[names[0]].n;
+    const even = Math.log(last / first); // what attention spread evenly gains in nats
+    const minus = (text) => text.replace("-", "\u2212");
+    // Of a head that fades the weight falls and the entropy rises: the same colour says so.
+    const views = {
+      largest: {
+        of: (before, after) => after / before,
+        colour: (factor) => diverging(0.5 + Math.log2(factor) / 4),
+        text: (factor) => factor.toFixed(2),
+        marks: ["\u00d7 1/4", "\u00d7 1", "\u00d7 4"],
+        tell: (all) =>
+          `${all.filter((v) => v < 1).length} of ${all.length} heads are below what they were, ` +
+          `${all.filter((v) => v < 0.5).length} below half of it; the median is \u00d7 ` +
+          `${median(all).toFixed(2)}.`,
+      },
+      entropy: {
+        of: (before, after) => after - before,
+        colour: (gain) => diverging(0.5 - gain / (2 * even)),
+        text: (gain) => minus(gain.toFixed(1)),
+        marks: [`+${even.toFixed(1)}`, "0", `\u2212${even.toFixed(1)}`],
+        tell: (all) =>
+          `the median rises by ${minus(median(all).toFixed(2))} nats, of ` +
+          `${even.toFixed(2)} where attention is spread evenly.`,
+      },
+    };
+    const state = { name: names[0], key: "largest" };
+    const valuesOf = (name) => {
+      const [before, after] = found[name][state.key];
+      const change = (v, i, j) =>
+        v === null || after[i][j] === null ? null : views[state.key].of(v, after[i][j]);
+      return before.map((layer, i) => layer.map((v, j) => change(v, i, j)));
+    };
+    const summary = html("p", { class: "summary" });
+    const spec = () => {
+      const { colour, text, marks, tell } = views[state.key];
+      const [before, after] = found[state.name][state.key];
+      const values = valuesOf(state.name);
+      const told = tell(values.flat().filter((v) => v !== null));
+      summary.textContent = `${look(state.name).label}: ${told}`;
+      return {
+        title: `Fading by head, ${look(state.name).label}`,
+        ...byHead(values),
+        colour,
+        text: (value) => (value === null ? "\u2013" : text(value)),
+        tip: (row, column) => [
+          `layer ${row + 1}, head ${column + 1}`,
+          [
+            [first, before],
+            [last, after],
+          ].map(([n, grid]) => ({
+            ...look(state.name),
+            label: `n = ${show(n)}`,
+            value: show(grid[row][column], 3),
+          })),
+        ],
+        legend: [gradientOf(diverging), marks.map((mark, i) => [i / 2, mark])],
+      };
+    };
+    const small = (name) => [
+      thumbnail(valuesOf(name), views[state.key].colour),
+      look(name).label,
+      html("br"),
+      html("b", {}, views[state.key].text(median(valuesOf(name)))),
+    ];
+    const tabs = thumbs(names, small, (i) => {
+      state.name = names[i];
+      heat.update(spec());
+    });
+    const what = switcher("", ["largest weight", "entropy"], 0, (i) => {
+      state.key = Object.keys(views)[i];
+      tabs.fillIn(names.indexOf(state.name));
+      heat.update(spec());
+    });
+    const span = note(`from n = ${show(first)} to n = ${show(last)}`);
+    box.append(html("div", { class: "controls" }, what, span), tabs.group, summary);
+    const heat = new HeatMap(box, spec());
   },
 };
 

@@ -15,6 +15,7 @@ from ssmax.report.figures import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax.report.page_tables import (
     FIGURE_TABLES,
     NONE,
+    fading_by_head_table,
     fading_table,
     number,
     scales_table,
@@ -325,6 +326,14 @@ def _fading(payload: Mapping[str, Any]) -> str:
             "of queries that see n keys. The grey line is attention spread evenly over all n."
             f"</figcaption>{_data(fading_table(payload))}</figure>"
         )
+        if any(found.get("heads") for found in payload["fading"].values()):
+            content += (
+                '<figure><div class="plot" data-plot="fadingByHead"></div><figcaption>The same '
+                "of every head of the first run, between the last n that training has seen and the "
+                "longest that was measured: the factor by which its largest weight changes, or "
+                "what its entropy gains. Blue heads fade."
+                f"</figcaption>{_data(fading_by_head_table(payload))}</figure>"
+            )
     else:
         content = f'<p class="missing">Fading: {MISSING}.</p>'
     return f'<section id="fading"><h2>Fading in the wild</h2>{content}</section>'

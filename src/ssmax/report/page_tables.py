@@ -181,10 +181,7 @@ def scales_table(payload: Mapping[str, Any]) -> str:
             if not values:
                 continue
             start = f", start {number(found['start'])}" if parameter == "s" else ", start 0"
-            rows = [[f"layer {i}", *map(number, layer)] for i, layer in enumerate(values, 1)]
-            header = ["", *(f"head {i + 1}" for i in range(len(values[0])))]
-            caption = f"{label(payload, name)}: {parameter}{start}"
-            tables.append(table(header, rows, caption=caption))
+            tables.append(_by_head(values, f"{label(payload, name)}: {parameter}{start}"))
     return "".join(tables)
 
 
@@ -195,6 +192,25 @@ def fading_table(payload: Mapping[str, Any]) -> str:
         curves_table(payload, curves, "n", x="n", y=key, caption=caption)
         for key, caption in (("largest", "mean largest weight"), ("entropy", "entropy, nats"))
     )
+
+
+def fading_by_head_table(payload: Mapping[str, Any]) -> str:
+    """Every head's largest weight and entropy at the training length and at the last n."""
+    tables = []
+    for name, found in payload["fading"].items():
+        if not (heads := found.get("heads")):
+            continue
+        for key, what in (("largest", "largest weight"), ("entropy", "entropy, nats")):
+            for n, grid in zip(heads["n"], heads[key], strict=True):
+                caption = f"{label(payload, name)}: {what}, n = {number(n)}"
+                tables.append(_by_head(grid, caption))
+    return "".join(tables)
+
+
+def _by_head(grid: Sequence[Sequence[float | None]], caption: str) -> str:
+    rows = [[f"layer {i}", *map(number, layer)] for i, layer in enumerate(grid, 1)]
+    header = ["", *(f"head {i + 1}" for i in range(len(grid[0])))]
+    return table(header, rows, caption=caption)
 
 
 FIGURE_TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {

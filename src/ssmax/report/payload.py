@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.records import Comparison, PositionLoss
+from ssmax.records import Comparison, Fading, PositionLoss
 from ssmax.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
 from ssmax.report.curves import (
     accuracy_map,
     by_position,
     by_rank,
     mean_curves,
+    places_beyond,
     pooled,
     said_word,
     smoothed,
@@ -194,8 +195,24 @@ def _fading(findings: Findings) -> dict[str, Any]:
             "n": records[0].num_keys,
             "largest": _short(np.mean([record.largest for record in records], axis=(0, 1, 2))),
             "entropy": _short(np.mean([record.entropy for record in records], axis=(0, 1, 2))),
+            "heads": _fading_by_head(records[0], findings.train_length),
         }
     return found
+
+
+def _fading_by_head(record: Fading, train_length: int) -> dict[str, Any] | None:
+    """Every head at the last n that training has seen and at the last of all."""
+    places = places_beyond(record, train_length)
+    if places[0] == places[1]:
+        return None
+    grids = {
+        what: [
+            [_short(head[place] for head in layer) for layer in getattr(record, what)]
+            for place in places
+        ]
+        for what in ("largest", "entropy")
+    }
+    return {"n": [record.num_keys[place] for place in places], **grids}
 
 
 def _short(values: Iterable[float]) -> list[float | None]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmax.records import Comparison, Fading, NeedleTrial, PositionLoss
 from ssmax.report.captions import EXACT
+from ssmax.report.curves import places_beyond
 from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import ByReplica, Findings, Record, read_findings
 from ssmax.report.fits import SHAPES, fit_table
@@ -220,6 +221,7 @@ def heads(findings: Findings) -> str:
         for words, what in (("largest weight", "largest"), ("entropy", "entropy"))
         for n, place in places.items()
     }
+    columns["heads that fade"] = _values(findings.fading, lambda one: _faded(one, length))
     # Not every rule has one.
     with_s = {
         name: {replica: learnt for replica, learnt in home.items() if _s_of(learnt)}
@@ -227,6 +229,13 @@ def heads(findings: Findings) -> str:
     }
     columns["s"] = _values(with_s, lambda learnt: float(np.mean(_s_of(learnt))))
     return _by_configuration(columns)
+
+
+def _faded(record: Fading, train_length: int) -> float:
+    """The share of heads whose largest weight beyond the training length loses half or more."""
+    before, after = places_beyond(record, train_length)
+    weights = np.asarray(record.largest)
+    return float(np.mean(weights[:, :, after] <= weights[:, :, before] / 2))
 
 
 def _s_of(learnt: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:

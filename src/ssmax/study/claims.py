@@ -13,7 +13,7 @@ import numpy as np
 
 from ssmax.records import Comparison, Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import NEAR_NATS
-from ssmax.report.curves import top_score
+from ssmax.report.curves import places_beyond, top_score
 from ssmax.report.figures import (
     FIGURE_1_S,
     figure1_output,
@@ -96,10 +96,9 @@ def _in_the_heads(findings: Findings) -> list[Result]:
     length = findings.train_length
 
     def falls(record: Fading) -> list[float]:
-        # The last n that training has seen, and the last of all.
-        seen = [place for place, n in enumerate(record.num_keys) if n <= length]
+        before, after = places_beyond(record, length)
         weights = np.asarray(record.largest)
-        return (weights[:, :, -1] - weights[:, :, seen[-1]]).ravel().tolist()
+        return (weights[:, :, after] - weights[:, :, before]).ravel().tolist()
 
     items = {
         name: {seed: falls(record) for seed, record in by_seed.items()}

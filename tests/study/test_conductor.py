@@ -1,4 +1,4 @@
-"""What is told of a worker that failed."""
+"""Jobs one after the other: when they start, what is told of one that failed."""
 
 import signal
 import sys
@@ -30,6 +30,27 @@ def test_a_worker_that_was_killed_is_told_by_its_signal(tiny, tmp_path, capfd, n
     conductor.run()
     assert conductor.failed == {"data": told}
     assert f"FAILED  data: {told}; all of it in" in capfd.readouterr().out
+
+
+def test_the_next_job_is_under_way_while_records_are_kept(tiny, tmp_path):
+    """Packing them takes seconds, in which a GPU would stand still."""
+    jobs = plan(tiny, configurations=["a"], seeds=1)[:3]
+    seen = []
+
+    def command(job):
+        (tmp_path / job.name).touch()
+        code = (
+            "import sys, pathlib; done = pathlib.Path(sys.argv[1]); "
+            "done.parent.mkdir(exist_ok=True); done.write_text('{\"seconds\": 1}')"
+        )
+        return [sys.executable, "-c", code, str(tmp_path / "done" / f"{job.name}.json")]
+
+    def keep():
+        seen.append([(tmp_path / job.name).exists() for job in jobs])
+
+    conductor = Conductor(tmp_path, jobs, study=tiny, command=command, workers=1, on_done=keep)
+    assert conductor.run() is None
+    assert seen == [[True, True, False], [True, True, True], [True, True, True]]
 
 
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):

@@ -128,6 +128,7 @@ class Conductor:
         self.failed: dict[str, str] = {}
         self.forecast: Forecast = Forecast(study, jobs, workers, self._left())
         self.line: LiveLine = LiveLine()
+        self.has_news: bool = False
         self.is_stopping: bool = False
         self.stopped_by: StoppedBy | None = None
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -144,6 +145,10 @@ class Conductor:
             while True:
                 if not self.is_stopping:
                     self._start_what_can(running)
+                if self.has_news:
+                    # Records take seconds to pack; meanwhile what comes next is under way.
+                    self.on_done()
+                    self.has_news = False
                 if not running:
                     return self.stopped_by
                 time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -205,7 +210,7 @@ class Conductor:
         if one.process.returncode == 0 and seconds is not None:
             self.is_done.add(job.name)
             self.line.say(f"done  {job.name}, {clock(seconds)}")
-            self.on_done()
+            self.has_news = True
         elif not self.is_stopping:
             self.failed[job.name] = why_failed(one.process.returncode, one.log)
             self.line.say(f"FAILED  {job.name}: {self.failed[job.name]}; all of it in {one.log}")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +85,8 @@ BAD = {
     "v of rank 2": (lambda: attend(v=torch.randn(6, 8)), "v must have 4 dimensions"),
     "integer q": (lambda: attend(q=heads().long()), "q must be floating point, got torch.int64"),
     "integer v": (lambda: attend(v=heads().int()), r"v must be floating point.*v\.float\(\)"),
+    "q of numpy": (lambda: attend(q=heads().numpy()), "q must be a tensor.*got ndarray"),
+    "q nested": (lambda: ssmax.ssmax_attention(*[torch.nested.nested_tensor([torch.randn(H, 3, D), torch.randn(H, 2, D)], layout=torch.jagged)] * 3, 0.3), "q must be a tensor.*got a nested tensor.*cu_seqlens"),
     "k and v differ": (lambda: attend(v=heads(tokens=5)), "k and v must agree"),
     "batches differ": (lambda: attend(q=heads(batch=3)), "q and k must agree in batch"),
     "widths differ": (lambda: attend(q=heads(width=4)), "q and k must agree in batch and head width"),
@@ -96,6 +99,8 @@ BAD = {
     "s a string": (lambda: attend(s="0.43"), "s must be a number or a tensor"),
     "s of integers": (lambda: attend(s=torch.ones(H, dtype=torch.long)), "s must be floating point"),
     "NaN in s": (lambda: attend(s=NAN), "s holds NaN"),
+    "infinite s": (lambda: attend(s=torch.tensor([math.inf, 1.0, 1.0, 1.0])), "s holds inf; the training"),
+    "infinite bias": (lambda: attend(bias=-math.inf), "bias holds -inf"),
     "NaN in bias": (lambda: attend(bias=NAN), "bias holds NaN"),
     "bias of the wrong length": (lambda: attend(bias=torch.ones(7)), r"bias must hold one value per query head.*\(7,\)"),
     # attention: masks
@@ -116,11 +121,16 @@ BAD = {
     "cu_seqlens from 1": (lambda: visible(cu_seqlens=bounds(1, 3, 6)), "must start at 0, got 1"),
     "cu_seqlens to 5": (lambda: attend(is_causal=True, cu_seqlens=bounds(0, 3, 5)), "end at the number of keys, 6, got 5"),
     "cu_seqlens falls": (lambda: visible(cu_seqlens=bounds(0, 4, 2, 6)), r"never fall, got \[0, 4, 2, 6\]"),
-    "cu_seqlens float": (lambda: visible(cu_seqlens=bounds(0, 6, dtype=torch.float32)), "cu_seqlens must be int32"),
+    "cu_seqlens float": (lambda: visible(cu_seqlens=bounds(0, 6, dtype=torch.float32)), "cu_seqlens must be int32 or int64"),
     "cu_seqlens of rank 2": (lambda: visible(cu_seqlens=bounds(0, 6)[None]), "cu_seqlens must be 1-D"),
     "cu_seqlens of one": (lambda: visible(cu_seqlens=bounds(0)), "cu_seqlens must be 1-D, the start of every document"),
     "cu_seqlens with too many queries": (lambda: ssmax.visible_keys(7, 6, is_causal=True, cu_seqlens=bounds(0, 6)), "got 7 queries for 6 keys"),
     "positions float": (lambda: visible(positions=torch.zeros(T)), "positions must be integers"),
+    "positions of a stretched context": (lambda: visible(positions=torch.arange(T) / 2), "rope_tables, or to SelfAttention as rotary="),
+    "positions shared": (lambda: visible(positions=torch.arange(T) // 2), "must rise by 1 inside a document and begin the next one at 0, got 1 after 1"),
+    "positions that begin at 3": (lambda: visible(positions=torch.tensor([0, 1, 2, 3, 3, 4])), "got 3 after 3"),
+    "positions with gaps, both ways": (lambda: visible(is_causal=False, positions=2 * torch.arange(T)), "must rise by 1 inside a document.*got 2 after 0"),
+    "positions of a row": (lambda: attend(is_causal=True, positions=torch.tensor([[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 1]])), "got 1 after 1"),
     "positions too few": (lambda: visible(positions=torch.zeros(3).long()), r"with 6 queries, got \(3,\)"),
     "positions negative": (lambda: visible(positions=torch.tensor([-1, 0, 1, 2, 3, 4])), "at least 0, got -1"),
     "positions of another batch": (lambda: attend(is_causal=True, positions=torch.zeros(3, T).long()), "a row for each of the 2 rows"),
@@ -165,6 +175,15 @@ BAD = {
     "factor of -1 keys": (lambda: ssmax.ssmax_factor(torch.tensor([3, -1]), 0.4), "num_keys must be at least 1"),
     "factor of endless keys": (lambda: ssmax.ssmax_factor(math.inf, 0.4), "finite"),
     "factor of keys without end": (lambda: ssmax.ssmax_factor(torch.tensor([3.0, math.inf]), 0.4), "finite, got inf"),
+    "factor of a list": (lambda: ssmax.ssmax_factor([1, 2], 0.3), "num_keys must be a number or a tensor, got list"),
+    "scale of a list": (lambda: nn.SSMaxScale(4, "ssmax", 64)([3]), "num_keys must be a number or a tensor, got list"),
+    "scale of n per head": (lambda: nn.SSMaxScale(4, "ssmax", 64)(torch.ones(2, 4, 6)), r"got \(2, 4, 6\); an n of its own for every head"),
+    "ssmax of a list": (lambda: ssmax.ssmax([1.0, 2.0], 0.3), "z must be a tensor, got list"),
+    "n of a list": (lambda: ssmax.num_visible_keys([True]), "mask must be a tensor, got list"),
+    "tables of a list": (lambda: ssmax.rope_tables([0, 1], 4), "positions must be a tensor, got list"),
+    "a number as factor": (lambda: turn(factor=2.0), "factor must be a tensor, got float"),
+    "rope_ssmax of an int": (lambda: ssmax.rope_ssmax(heads(), heads(), *tables(), 9, 0.3), "num_keys must be a tensor.*got int"),
+    "flash with dropout": (lambda: attend(backend="flash", dropout_p=0.1), "no such kernel for torch.float32, head width 8, values of width 8, no mask and dropout 0.1"),
     "factor of NaN": (lambda: ssmax.ssmax_factor(3, math.nan), "s holds NaN"),
     "factor with a bias of NaN": (lambda: ssmax.ssmax_factor(3, 0.4, NAN), "bias holds NaN"),
     "a layer's factor of no keys": (lambda: nn.SSMaxScale(4, train_length=16)(0), "num_keys must be at least 1.*got 0"),
@@ -221,3 +240,40 @@ def test_bad_input_gets_one_clear_error(name):
 
 def test_the_table_is_long_enough():
     assert len(BAD) >= 40
+
+
+def test_numbers_of_numpy_are_numbers():
+    q, k, v = heads(), heads(), heads()
+    expected = ssmax.ssmax_attention(q, k, v, 0.25, is_causal=True, window=3)
+    window, s = np.int64(3), np.float32(0.25)
+    assert torch.equal(ssmax.ssmax_attention(q, k, v, s, is_causal=True, window=window), expected)
+    assert ssmax.initial_s(np.int64(64)) == ssmax.initial_s(64)
+    assert torch.equal(ssmax.ssmax(q, s), ssmax.ssmax(q, 0.25))
+    scale = nn.SSMaxScale(4, "probe", 64.0)
+    assert scale.train_length == 64
+    for n in (np.int64(3), 3.0):
+        assert torch.equal(scale(n), scale(3))
+    assert ssmax.attention_rows(q, k, 0.3, []).shape == (2, 4, 0, 6)
+
+
+def test_positions_may_leave_out_what_a_cache_has_dropped_and_padding_is_free():
+    kept = torch.tensor([0, 1, 4, 5, 0, 1])
+    assert visible(positions=kept).tolist() == [1, 2, 3, 4, 1, 2]
+    for wrong in ([0, 1, 4, 5, 0, 3], [3, 4, 0, 2, 3, 4]):
+        with pytest.raises(ValueError, match="rise by 1 inside a document"):
+            visible(positions=torch.tensor(wrong))
+    # The first new token of a cache may begin a document.
+    with pytest.raises(ValueError, match="got 2 after 0"):
+        ssmax.visible_keys(2, 6, is_causal=True, positions=torch.tensor([0, 2]))
+    keep = torch.tensor([[False, False, False, True, True, True]])
+    padded = torch.tensor([[1, 1, 1, 0, 1, 2]])
+    assert visible(positions=padded, key_padding_mask=keep).tolist() == [[1, 1, 1, 1, 2, 3]]
+    with pytest.raises(ValueError, match="got 1 after 1"):
+        visible(positions=padded)
+
+
+def test_rooms_that_the_api_lists_are_there():
+    import_of = "import ssmax; ssmax.tiny.run_folder; ssmax.ops.loss; ssmax.ops.decode"
+    subprocess.run([sys.executable, "-c", import_of], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'los'"):
+        ssmax.ops.los  # noqa: B018 (the access is the test)

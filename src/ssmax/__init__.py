@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ssmax import records as records
     from ssmax import serve as serve
     from ssmax import testing as testing
+    from ssmax import tiny as tiny
     from ssmax import train as train
     from ssmax.nn import SSMaxScale as SSMaxScale
     from ssmax.ops.attention import attention_rows as attention_rows
@@ -48,7 +49,7 @@ _HOME_OF = {
     "ssmax_power": "ssmax.ops.softmax",
     "visible_keys": "ssmax.ops.visible",
 }
-_ROOMS = ("data", "eval", "hf", "lm", "nn", "ops", "records", "serve", "testing", "train")
+_ROOMS = ("data", "eval", "hf", "lm", "nn", "ops", "records", "serve", "testing", "tiny", "train")
 
 __all__ = [
     "SSMaxScale",
@@ -72,6 +73,7 @@ __all__ = [
     "ssmax_factor",
     "ssmax_power",
     "testing",
+    "tiny",
     "train",
     "visible_keys",
 ]

@@ -4,6 +4,9 @@ import random
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from ssmax import apply_rope, rope_tables, visible_keys
 from ssmax.nn import RULES, KVCache, ProbeTable, RotaryEmbedding, SelfAttention
@@ -200,3 +203,47 @@ def test_every_parameter_gets_a_gradient(dtype):
     for name, parameter in layer.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name
     assert (layer.ssmax.scale.grad != 0).all()
+
+
+def test_rules_that_grow_in_steps_take_their_step():
+    layer = make(rule="llama4", beta=0.5, floor_length=4)
+    assert (layer.ssmax.beta, layer.ssmax.floor_length) == (0.5, 4)
+    with pytest.raises(ValueError, match="belong to llama4"):
+        make(rule="ssmax", floor_length=4)
+    assert "4 heads of 8, 2 of keys, is_causal=True" in repr(layer)
+
+
+@pytest.mark.parametrize("rule", ["softmax", "llama4", "ssmax_no_s"])
+def test_half_of_the_heads_need_no_number_of_heads(rule):
+    """What tensor parallelism leaves a rank: some columns of q, k and v, the rest of o."""
+    layer, here = make(rule=rule, num_key_heads=4), make(rule=rule, num_key_heads=4)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        part = getattr(here, name)
+        part.weight = torch.nn.Parameter(part.weight[:16])
+    here.o_proj.weight = torch.nn.Parameter(here.o_proj.weight[:, :16])
+    with torch.no_grad():
+        layer.o_proj.weight[:, 16:] = 0.0
+    torch.testing.assert_close(here(x()), layer(x()))
+
+
+@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "temperature"])
+def test_parameters_that_are_split_over_ranks(rule):
+    layer = make(rule=rule)
+    expected = layer(x())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for name, value in dict(layer.ssmax.named_parameters()).items():
+            split = distribute_tensor(value.detach(), mesh, [Shard(0)])
+            setattr(layer.ssmax, name, torch.nn.Parameter(split))
+        torch.testing.assert_close(layer(x()), expected)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_windowed_layer_is_exported_for_lengths_on_both_sides_of_its_window():
+    layer = make(window=5).eval()
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    exported = torch.export.export(layer, (x(16),), dynamic_shapes={"x_BTC": {1: tokens}})
+    for length in (3, 5, 6, 20):
+        torch.testing.assert_close(exported.module()(x(length)), layer(x(length)))

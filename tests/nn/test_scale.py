@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ssmax import initial_s
 from ssmax.nn import RULES, ProbeTable, SSMaxScale
@@ -107,6 +108,18 @@ def test_s_stays_float32_through_every_cast(cast):
     assert model["ssmax"].scale.dtype == model["ssmax"].bias.dtype == torch.float32
     assert torch.equal(model["ssmax"].scale, value), "not even rounded on the way"
     assert model.double()["ssmax"].scale.dtype == torch.float64
+    assert cast(model)["ssmax"].scale.dtype == torch.float32, "no wider than it was either"
+
+
+def test_a_narrow_checkpoint_leaves_s_float32():
+    saved = {
+        name: value.bfloat16() for name, value in SSMaxScale(2, "probe", 8).state_dict().items()
+    }
+    for assign in (False, True):
+        module = SSMaxScale(2, "probe", 8)
+        module.load_state_dict(saved, assign=assign)
+        assert {p.dtype for p in module.parameters()} == {torch.float32}
+    assert {value.dtype for value in saved.values()} == {torch.bfloat16}, "the caller's stays"
 
 
 def test_a_meta_module_becomes_real():
@@ -118,6 +131,21 @@ def test_a_meta_module_becomes_real():
         part.reset_parameters()
     assert torch.equal(module.scale, torch.full((2,), initial_s(64)))
     assert torch.equal(table.p, torch.ones(8))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_runs_on_shapes_alone(rule):
+    with torch.device("meta"):
+        module = SSMaxScale(2, rule, 64)
+    assert module(torch.arange(1, 6, device="meta")).shape == (2, 5)
+    with FakeTensorMode():
+        module = SSMaxScale(2, rule, 64)
+        assert module(torch.arange(1, 6)).shape == (2, 5)
+
+
+def test_the_print_out_tells_what_a_rule_has():
+    assert "beta=0.2, floor_length=16" in repr(SSMaxScale(2, "llama4", beta=0.2, floor_length=16))
+    assert "beta" not in repr(SSMaxScale(2, "ssmax", 64))
 
 
 def test_a_shared_table_stays_float32_too():

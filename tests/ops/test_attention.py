@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 from ssmax import attention_rows, ssmax_attention
 from ssmax.ops.backends import choose_backend
@@ -395,3 +396,21 @@ def test_attention_rows_take_negative_indices_and_sum_to_one():
     assert weights.shape == (2, 4, 2, 9)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 2).double())
     assert (weights[:, :, 1, 1:] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_transforms_work_without_a_graph_too():
+    q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
+    s = torch.rand(3, 2)
+
+    def attend(s):
+        return ssmax_attention(q, k, v, s, is_causal=True, backend="eager")
+
+    expected = torch.stack([attend(one) for one in s])
+    _, slope = torch.func.jvp(attend, (s[0],), (s[1],))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(attend)(s), expected)
+        torch.testing.assert_close(torch.func.jvp(attend, (s[0],), (s[1],))[1], slope)
+        with forward_ad.dual_level():
+            dual = attend(forward_ad.make_dual(s[0], s[1]))
+            torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, slope)

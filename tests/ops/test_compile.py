@@ -70,6 +70,23 @@ def test_ssmax_attention_is_one_graph_for_every_length(options, device):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_positions_of_any_length_share_a_graph(is_causal, device):
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def compiled(q, k, v, s, positions):
+        return ssmax_attention(q, k, v, s, is_causal=is_causal, positions=positions)
+
+    for tokens in (16, 24, 33, 40, 57):
+        q, k, v, s, _ = make(tokens, device)
+        positions = torch.arange(tokens, device=device) % 7
+        expected = ssmax_attention(q, k, v, s, is_causal=is_causal, positions=positions)
+        torch.testing.assert_close(compiled(q, k, v, s, positions), expected, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= 2
+
+
 def test_packed_and_padded_rows_compile_without_a_break(device):
     torch.compiler.reset()
     q, k, v, s, _ = make(24, device)

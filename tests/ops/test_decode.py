@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ssmax.ops.decode import api, decode_attention, kernels
+from ssmax.ops.decode.reference import decode_attention_reference
 from ssmax.testing import assert_no_worse_than
 
 # batch, query heads, key heads, room for keys, head width
@@ -135,6 +136,42 @@ def test_bad_input_gets_one_clear_error(name, device):
     change, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         decode_attention(*change(*make(SHAPES[1], torch.float32, device)))
+
+
+OUTSIDE = [(0, 12), (-3, 4), (-3, 12), (9, 12), (-5, -2), (12, 8), (4, -1)]
+
+
+@pytest.mark.parametrize("bounds", OUTSIDE, ids=str)
+@pytest.mark.parametrize("impl", ["auto", "reference", "triton"])
+def test_bounds_outside_of_the_cache_are_refused_where_they_can_be_read(bounds, impl):
+    q, k, v, start, stop = make((3, 2, 2, 8, 16), torch.float32, "cpu")
+    start[1], stop[1] = bounds
+    with pytest.raises(
+        ValueError, match="from 0 to its 8 keys, got {} and {} for row 1".format(*bounds)
+    ):
+        decode_attention(q, k, v, start, stop, impl=impl)
+
+
+@pytest.mark.parametrize("bounds", OUTSIDE, ids=str)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_the_kernel_reads_nothing_outside_of_the_cache(bounds, heads, device):
+    q, k, v, *_ = make((1, heads, 1, 8, 16), torch.float32, device)
+    start, stop = (torch.tensor([bound], device=device) for bound in bounds)
+    # The cache lies in the middle of what is not its own.
+    k, v = (F.pad(x, (0, 0, 8, 8), value=torch.nan)[:, :, 8:16] for x in (k, v))
+    out = kernels.decode_attention(q, k, v, start, stop, 0.3)
+    plain = decode_attention_reference(q, k, v, start, stop, 0.3)
+    torch.testing.assert_close(out, plain)
+
+
+def test_bounds_that_cannot_be_read_are_not_waited_for():
+    q, k, v, start, stop = (x.to("meta") for x in make(SHAPES[1], torch.float32, "cpu"))
+    assert decode_attention(q, k, v, start, stop).shape == q.shape
+    compiled = torch.compile(decode_attention, fullgraph=True, backend="aot_eager")
+    q, k, v, start, stop = make(SHAPES[1], torch.float32, "cpu")
+    torch.testing.assert_close(
+        compiled(q, k, v, start, stop), decode_attention(q, k, v, start, stop)
+    )
 
 
 def test_the_kernel_has_no_float64(device):

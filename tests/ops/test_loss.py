@@ -162,10 +162,12 @@ def test_odd_vocabularies_are_padded_for_the_product(impl, device, monkeypatch):
     test_value_and_gradient_are_those_of_the_logits(impl, "sum", device)
 
 
-@pytest.mark.gpu
-def test_it_can_be_compiled_whole(impl, device):
+# torch.compile does to a Function what torch warns of.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+def test_it_can_be_compiled_whole(impl, backend, device):
     hidden, weight, targets = make(device, torch.float32)
-    compiled = torch.compile(linear_cross_entropy, fullgraph=True)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend=backend)
     out = compiled(hidden, weight, targets, impl=impl)
     exact = plain(hidden, weight, targets)
     torch.testing.assert_close(out, exact)
@@ -187,12 +189,51 @@ def test_an_ignored_token_may_be_anything(impl, device):
     torch.testing.assert_close(out, plain(hidden, weight, targets, "sum"))
 
 
-def test_a_second_derivative_is_refused_and_not_wrong(impl, device):
+@pytest.mark.parametrize("learns", ["hidden", "weight", "both"])
+def test_a_second_derivative_is_refused_and_not_wrong(impl, learns, device):
+    below, weight, targets = make(device)
+    below.requires_grad_(learns != "weight")
+    weight.requires_grad_(learns != "hidden")
+    leaves = [x for x in (below, weight) if x.requires_grad]
+    # The hidden states are of a layer, and nobody else holds them.
+    out = linear_cross_entropy(2.0 * below, weight, targets, impl=impl)
+    gradients = torch.autograd.grad(out, leaves, create_graph=True)
+    exact = torch.autograd.grad(plain(2.0 * below, weight, targets), leaves)
+    torch.testing.assert_close(tuple(x.detach() for x in gradients), exact)
+    for gradient in gradients:
+        for leaf in leaves:
+            # Through the loss alone the leaf has a gradient: half of the answer must not come.
+            with pytest.raises(RuntimeError, match="linear_cross_entropy.*take F.cross_entropy"):
+                torch.autograd.grad(out + gradient.square().sum(), leaf, retain_graph=True)
+
+
+def test_nor_is_it_differentiable_in_what_it_is_multiplied_by(impl, device):
     hidden, weight, targets = make(device)
     out = linear_cross_entropy(hidden, weight, targets, impl=impl)
-    (gradient,) = torch.autograd.grad(out, hidden, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
-        gradient.square().sum().backward()
+    size = torch.ones((), dtype=torch.float64, device=device, requires_grad=True)
+    (gradient,) = torch.autograd.grad(out, hidden, size, create_graph=True)
+    with pytest.raises(RuntimeError, match="linear_cross_entropy is differentiable once"):
+        torch.autograd.grad(gradient.sum(), size)
+
+
+def test_the_sum_is_the_callers_to_write_into(impl, device):
+    hidden, weight, targets = make(device)
+    out = linear_cross_entropy(hidden, weight, targets, reduction="sum", impl=impl)
+    out /= 3.0
+    exact = plain(hidden, weight, targets, "sum") / 3.0
+    torch.testing.assert_close(
+        torch.autograd.grad(out, (hidden, weight)), torch.autograd.grad(exact, (hidden, weight))
+    )
+
+
+def test_the_gradient_keeps_nothing_of_the_inputs(impl, device):
+    hidden, weight, targets = make(device)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x), x)[1], lambda x: x):
+        linear_cross_entropy(hidden, weight, targets, reduction="sum", impl=impl)
+    assert sum(x.numel() for x in kept) == hidden.numel() + weight.numel()
+    inputs = {x.data_ptr() for x in (hidden, weight)}
+    assert inputs.isdisjoint(x.data_ptr() for x in kept)
 
 
 def test_without_gradients_none_is_computed(impl, device, monkeypatch):
@@ -208,6 +249,7 @@ def test_without_gradients_none_is_computed(impl, device, monkeypatch):
 
 BAD = {
     "reduction": (lambda h, w, t, i: linear_cross_entropy(h, w, t, impl=i, reduction="max"), "one of mean, sum, none"),
+    "vocabulary": (lambda h, w, t, i: linear_cross_entropy(h, w[:0], t, impl=i), "at least one, got \\(0, 16\\)"),
     "channels": (lambda h, w, t, i: linear_cross_entropy(h, w[:, 1:], t, impl=i), "channels of hidden"),
     "shape": (lambda h, w, t, i: linear_cross_entropy(h, w, t[:, 1:], impl=i), "one token for each"),
     "impl": (lambda h, w, t, i: linear_cross_entropy(h, w, t, impl=i + "s"), "impl must be one of"),

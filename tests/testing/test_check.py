@@ -11,6 +11,7 @@ from ssmax.testing import (
     assert_no_worse_than,
     check_attention,
     check_laws,
+    naive_attention,
     named_cases,
     oracle_attention,
     oracle_mask,
@@ -24,6 +25,40 @@ def test_the_oracle_is_the_definition_on_three_numbers():
     out = oracle_attention(q, k, k, 0.5, scale=1.0)
     powers = [3 ** (0.5 * z) for z in (0.0, 1.0, 2.0)]
     assert out.item() == pytest.approx((powers[1] + 2 * powers[2]) / sum(powers), abs=1e-12)
+
+
+def test_the_oracle_takes_a_number_as_it_is():
+    """0.1 and 10.1 are not what float32 makes of them."""
+    case = make_case("number")
+    options = {"s": 0.1, "bias": 0.3, "num_keys": 10.1}
+    wide = {name: torch.tensor(value, dtype=torch.float64) for name, value in options.items()}
+    out, exact = (oracle_attention(case.q, case.k, case.v, **given) for given in (options, wide))
+    assert torch.equal(out, exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_oracle_hides_what_the_package_hides(dtype):
+    """Both have the threshold from docs/counting.md; here they are held together."""
+    lowest = torch.finfo(dtype).min
+    low = [-torch.inf, lowest, lowest / 2, -1e9, -1e8, -0.9e8, -3e4, -1e4, 0.0]
+    # Beside each lies a visible key: n is 1 where it hides and 2 where it does not.
+    mask = torch.tensor([[value, 0.0] for value in low], dtype=torch.float64).to(dtype)
+    n = oracle_mask(len(low), 2, attn_mask=mask)[0, 0].sum(-1)
+    assert torch.equal(n, ssmax.num_visible_keys(mask))
+    assert n[:3].tolist() == [1, 1, 1] and n[-2:].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("attention", [oracle_attention, naive_attention])
+def test_the_lowest_number_hides_like_minus_infinity(attention, hidden):
+    case = make_case("lowest", dtype=torch.float32)
+    visible = torch.ones(9, 9).tril().bool()
+    visible[0] = False
+    low, infinite = (torch.where(visible, 0.5, value) for value in (hidden, -torch.inf))
+    inputs = (case.q.requires_grad_(), case.k, case.v, case.s)
+    out, exact = (attention(*inputs, attn_mask=mask) for mask in (low, infinite))
+    assert torch.equal(out, exact) and not out[:, :, 0].any()
+    assert torch.autograd.grad(out.sum(), case.q)[0].isfinite().all()
 
 
 def test_the_oracle_mask_of_a_packed_window():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ssmax.nn.cache import KVCache
 from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
-from ssmax.nn.scale import ProbeTable, SSMaxScale
+from ssmax.nn.scale import RULES, ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
@@ -23,6 +23,12 @@ class SelfAttention(nn.Module):
 
     >>> attention = SelfAttention(768, 12, train_length=1024)
     >>> y_BTC = attention(x_BTC)
+
+    `num_key_heads` below `num_heads` groups queries; `head_width` is width / num_heads unless it
+    is given. `rule`, `train_length`, `beta`, `floor_length` and `table` are those of `SSMaxScale`;
+    a `table` that layers share has to be a module of the model too, which trains and saves it.
+    `theta` and `rotary_width` are the rotary base and the channels of a head that turn, all by
+    default and 0 for none. `window` and `is_causal` are as in `ssmax_attention`, as is `backend`.
     """
 
     num_heads: int
@@ -56,6 +62,8 @@ class SelfAttention(nn.Module):
         bias: bool = False,
         dropout_p: float = 0.0,
         backend: Backend = "auto",
+        beta: float | None = None,
+        floor_length: int | None = None,
         table: ProbeTable | None = None,
     ) -> None:
         super().__init__()
@@ -93,7 +101,9 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head_width) if qk_norm else nn.Identity()
         self.rotary = RotaryEmbedding(head_width if rotary_width is None else rotary_width, theta)
-        self.ssmax = SSMaxScale(num_heads, rule, train_length, table=table)
+        self.ssmax = SSMaxScale(
+            num_heads, rule, train_length, beta=beta, floor_length=floor_length, table=table
+        )
 
     def forward(
         self,
@@ -188,9 +198,22 @@ class SelfAttention(nn.Module):
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
         if self.ssmax.rule in ("ssmax", "ssmax_bias"):
-            s, b = self.ssmax.scale, getattr(self.ssmax, "bias", None)
+            here = self.ssmax.of_this_rank()
+            s, b = here.scale, getattr(here, "bias", None)
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
-        return rope_scale(q_BHTD, k_BGTD, cos, sin, self.ssmax(num_keys))
+        factor = self.ssmax(num_keys)
+        if not RULES[self.ssmax.rule].learnt and factor.shape[-2] != q_BHTD.shape[1]:
+            # Tensor parallelism has split the heads, and the rule is the same for all of them.
+            factor = factor[..., :1, :]
+        return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)
+
+    def extra_repr(self) -> str:
+        """Shown in the module's print-out."""
+        window = "" if self.window is None else f", window={self.window}"
+        return (
+            f"{self.num_heads} heads of {self.head_width}, {self.num_key_heads} of keys"
+            f"{window}, is_causal={self.is_causal}"
+        )
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.unflatten(-1, (-1, self.head_width)).transpose(1, 2)

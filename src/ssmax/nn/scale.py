@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.ops import scale as rules
+from ssmax.ops.visible import values_are_readable
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,17 @@ class _KeepsFloat32(nn.Module):
         def at_least_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             is_narrow = moved.is_floating_point() and torch.finfo(moved.dtype).bits < 32
-            return tensor.to(moved.device) if is_narrow else moved
+            return tensor.to(moved.device, torch.float32) if is_narrow else moved
 
         return super()._apply(at_least_float32, recurse)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest: Any, **named: Any) -> None:
+        # With assign=True what is loaded becomes the parameter, as narrow as it is.
+        for name in self._parameters:
+            found = state_dict.get(prefix + name)
+            if isinstance(found, Tensor) and found.is_floating_point() and found.itemsize < 4:
+                state_dict[prefix + name] = found.float()
+        super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 
 
 class ProbeTable(_KeepsFloat32):
@@ -98,7 +107,7 @@ class ProbeTable(_KeepsFloat32):
     def __init__(self, train_length: int) -> None:
         super().__init__()
         rules.check_length(train_length)
-        self.p: nn.Parameter = nn.Parameter(torch.empty(train_length, dtype=torch.float32))
+        self.p: nn.Parameter = nn.Parameter(torch.empty(int(train_length), dtype=torch.float32))
         self._has_warned = False
         self.reset_parameters()
 
@@ -120,10 +129,12 @@ class ProbeTable(_KeepsFloat32):
 
 
 def _can_look(num_keys: Tensor) -> bool:
-    """True unless a graph is being made; only the probe pays for waiting on a GPU."""
-    if torch.compiler.is_compiling() or num_keys.numel() == 0:
+    """True unless a graph is being made of it, or it has shapes alone; only the probe waits."""
+    if torch.compiler.is_compiling() or num_keys.numel() == 0 or type(num_keys) is not Tensor:
         return False
-    return not (num_keys.is_cuda and torch.cuda.is_current_stream_capturing())
+    if num_keys.is_cuda:
+        return not torch.cuda.is_current_stream_capturing()
+    return values_are_readable(num_keys)
 
 
 class SSMaxScale(_KeepsFloat32):
@@ -163,6 +174,7 @@ class SSMaxScale(_KeepsFloat32):
             )
         if train_length is not None:
             rules.check_length(train_length)
+            train_length = int(train_length)
         if spec.floor_length is None and not (beta is None and floor_length is None):
             raise ValueError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
         if floor_length is not None and floor_length < 1:
@@ -212,9 +224,9 @@ class SSMaxScale(_KeepsFloat32):
         An int is the n of a single query: (heads, 1).
         """
         rules.check_num_keys(num_keys)
-        if isinstance(num_keys, int):
+        if not isinstance(num_keys, Tensor):
             if self.rule in ("ssmax", "ssmax_bias"):
-                here = self._of_this_rank()
+                here = self.of_this_rank()
                 bias = here.bias if self.rule == "ssmax_bias" else None
                 return rules.unchecked_ssmax_factor(num_keys, here.scale, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
@@ -222,14 +234,18 @@ class SSMaxScale(_KeepsFloat32):
         if num_keys.dim() not in (1, 2):
             raise ValueError(
                 f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "
-                "for a single number write n[None]"
+                + (
+                    "for a single number write n[None]"
+                    if num_keys.dim() == 0
+                    else "an n of its own for every head is ssmax_attention's, under attn_mask"
+                )
             )
-        factor = RULES[self.rule].factor(self._of_this_rank(), num_keys)
+        factor = RULES[self.rule].factor(self.of_this_rank(), num_keys)
         if not RULES[self.rule].learnt:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
         return factor
 
-    def _of_this_rank(self) -> "SSMaxScale":
+    def of_this_rank(self) -> "SSMaxScale":
         """Itself; where tensor parallelism has split the heads, a view with those that are here."""
         # By type first: a compiled graph asks for what was looked at before each of its runs.
         learnt = [getattr(self, name) for name in RULES[self.rule].learnt]
@@ -243,4 +259,7 @@ class SSMaxScale(_KeepsFloat32):
     def extra_repr(self) -> str:
         """Shown in the module's print-out."""
         length = "" if self.train_length is None else f", train_length={self.train_length}"
-        return f"{self.num_heads}, rule={self.rule!r}{length}"
+        steps = ""
+        if RULES[self.rule].floor_length is not None:
+            steps = f", beta={self.beta}, floor_length={self.floor_length}"
+        return f"{self.num_heads}, rule={self.rule!r}{length}{steps}"

@@ -6,6 +6,8 @@ the softmax model, and lets every softmax kernel serve unchanged.
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import (
     Number,
-    check_no_nan,
+    check_finite,
     check_num_keys,
     unchecked_ssmax_factor,
 )
@@ -136,6 +138,12 @@ def _factor(
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.is_nested:
+            kind = "a nested tensor" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(
+                f"{name} must be a tensor (batch, heads, tokens, width), got {kind}; documents of "
+                "several lengths go in padded with key_padding_mask, or packed with cu_seqlens"
+            )
         if x.dim() != 4:
             raise ValueError(
                 f"{name} must have 4 dimensions, (batch, heads, tokens, width), "
@@ -175,7 +183,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
 def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
     """One number or one per query head, as a tensor at least as wide as q."""
     if not isinstance(value, Tensor):
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, Real) or isinstance(value, bool):
             raise ValueError(
                 f"{name} must be a number or a tensor of one value per query head, got {value!r}"
             )
@@ -187,7 +195,7 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
             f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads."
         )
-    check_no_nan(name, value)
+    check_finite(name, value)
     return value.to(q.device, torch.promote_types(value.dtype, at_least_float32(q.dtype)))
 
 
@@ -208,7 +216,10 @@ def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
 
 
 def _check_rows(rows: Tensor | list[int], q: Tensor) -> Tensor:
-    rows = torch.as_tensor(rows, device=q.device)
+    if not isinstance(rows, Tensor):
+        # An empty list would be of floats.
+        rows = torch.tensor(rows, dtype=None if len(rows) else torch.int64)
+    rows = rows.to(q.device)
     num_queries = q.shape[2]
     if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
         raise ValueError(

@@ -16,6 +16,9 @@ def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple
     The angles are taken in float64: at ten million tokens a float32 angle is off by half a radian.
     """
     check_rotary(width, theta)
+    if not isinstance(positions, Tensor):
+        kind = type(positions).__name__
+        raise ValueError(f"positions must be a tensor, got {kind}; write torch.arange(...)")
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(width // 2, dtype=exact, device=positions.device)
     angle = positions.to(exact).unsqueeze(-1) * theta ** (-2.0 * pair / max(width, 1))

@@ -11,6 +11,7 @@ values of two or more dimensions broadcast against num_keys as they stand.
 
 import functools
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def initial_s(length: int) -> float:
 
 def check_length(length: int, name: str = "length") -> None:
     """Raise on what is no length of a training sequence."""
-    is_whole = isinstance(length, int | float) and math.isfinite(length) and length == int(length)
+    is_whole = isinstance(length, Real) and math.isfinite(length) and length == int(length)
     if isinstance(length, bool) or not is_whole or length < 2:
         raise ValueError(
             f"{name} must be a whole number of at least 2 tokens, got {length!r}; "
@@ -36,20 +37,20 @@ def check_length(length: int, name: str = "length") -> None:
         )
 
 
+@functools.cache
 def initial_sqrt_log_s(length: int) -> float:
     """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
     check_length(length)
-    # On the CPU, also while a model is built as shapes alone.
-    log_n = torch.arange(1, length + 1, dtype=torch.float64, device="cpu").log()
-    return length / log_n.sqrt().sum().item()
+    # Without tensors: a model may be built of shapes alone.
+    return length / math.fsum(math.sqrt(math.log(n)) for n in range(1, int(length) + 1))
 
 
 def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
     """s log n + b, the factor of Scalable-Softmax."""
     check_num_keys(num_keys)
-    check_no_nan("s", s)
+    check_finite("s", s)
     if bias is not None:
-        check_no_nan("bias", bias)
+        check_finite("bias", bias)
     return unchecked_ssmax_factor(num_keys, s, bias)
 
 
@@ -80,7 +81,8 @@ def temperature_factor(num_keys: int | Tensor, s: Number) -> Tensor:
 
 def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Tensor:
     """s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
-    p_n, s, b = _per_head(table[(num_keys - 1).clamp(0, table.shape[0] - 1)], s, bias)
+    place = (num_keys - 1).clamp(0, table.shape[0] - 1).long()
+    p_n, s, b = _per_head(table[place], s, bias)
     return s * p_n + b
 
 
@@ -130,6 +132,11 @@ def check_num_keys(num_keys: int | Tensor) -> None:
     """Raise on an n below 1, where its values can be read."""
     if isinstance(num_keys, Tensor) and not (values_are_readable(num_keys) and num_keys.numel()):
         return
+    if not isinstance(num_keys, Tensor | Real | torch.SymInt):
+        raise ValueError(
+            f"num_keys must be a number or a tensor, got {type(num_keys).__name__}; "
+            "write torch.tensor(...) for several"
+        )
     smallest = num_keys.min().item() if isinstance(num_keys, Tensor) else num_keys
     largest = num_keys.max().item() if isinstance(num_keys, Tensor) else num_keys
     if not 1 <= smallest <= largest < math.inf:
@@ -140,14 +147,16 @@ def check_num_keys(num_keys: int | Tensor) -> None:
         )
 
 
-def check_no_nan(name: str, value: Number) -> None:
-    """Raise on NaN, where the value can be read."""
+def check_finite(name: str, value: Number) -> None:
+    """Raise on NaN and infinity, where the value can be read."""
     if isinstance(value, Tensor):
         values = value.flatten().tolist() if values_are_readable(value) else []
     else:
         values = [value]
-    if any(map(math.isnan, values)):
-        raise ValueError(f"{name} holds NaN; the training that made it has diverged")
+    if not all(map(math.isfinite, values)):
+        wrong = next(value for value in values if not math.isfinite(value))
+        found = "NaN" if math.isnan(wrong) else f"{wrong:g}"
+        raise ValueError(f"{name} holds {found}; the training that made it has diverged")
 
 
 def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:

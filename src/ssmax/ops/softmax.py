@@ -1,9 +1,11 @@
 """Scalable-Softmax of logits, with softmax's signature, and its definition kept as the oracle."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
-from ssmax.ops.scale import Number, check_no_nan, unchecked_ssmax_factor
+from ssmax.ops.scale import Number, check_finite, unchecked_ssmax_factor
 
 
 def ssmax(
@@ -40,6 +42,8 @@ def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = 
 
 def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
     """Which entries are visible, and how many along dim (kept as 1)."""
+    if not isinstance(z, Tensor):
+        raise ValueError(f"z must be a tensor, got {type(z).__name__}; write torch.tensor(...)")
     if not z.is_floating_point():
         raise ValueError(f"z must be floating point, got {z.dtype}; write z.float()")
     if z.dim() == 0 or not -z.dim() <= dim < z.dim():
@@ -73,11 +77,11 @@ def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim:
 
 def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
     """A value as a tensor of z's rank that does not vary along dim, as wide as z and float32."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_number or (isinstance(value, Tensor) and value.is_floating_point())):
         raise ValueError(f"{name} must be a number or a floating tensor, got {value!r}")
     if not isinstance(value, Tensor):
-        value = torch.tensor(value, dtype=torch.promote_types(z.dtype, torch.float32))
+        value = torch.tensor(float(value), dtype=torch.promote_types(z.dtype, torch.float32))
     shape = (1,) * (z.dim() - value.dim()) + tuple(value.shape)
     fits = len(shape) == z.dim() and all(a in (1, b) for a, b in zip(shape, z.shape, strict=True))
     if not fits or shape[dim] != 1:
@@ -86,6 +90,6 @@ def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
             f"along dim {dim}, got {tuple(value.shape)}; for one value per head of (B, H, T, S) "
             "logits pass it as (H, 1, 1)"
         )
-    check_no_nan(name, value)
+    check_finite(name, value)
     wide = torch.promote_types(z.dtype, torch.promote_types(value.dtype, torch.float32))
     return value.to(z.device, wide).reshape(shape)

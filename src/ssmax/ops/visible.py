@@ -10,6 +10,7 @@ O(queries + keys), and no queries x keys tensor is made.
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
 ROWS_PER_BLOCK = 256
+ROTARY_HINT = "give other rotary positions to rope_tables, or to SelfAttention as rotary="
 
 Span = tuple[int, int]
 """First and one past the last; not a slice, which torch.compile cannot carry about."""
@@ -50,8 +52,12 @@ class Visibility:
     @property
     def bounds_start(self) -> bool:
         """True where some query may not see the first key."""
-        in_documents = self.cu_seqlens is not None or self.positions is not None
-        return in_documents or self.rows_of is not None or 0 <= self.window[0] < self.num_keys - 1
+        if self.cu_seqlens is not None or self.positions is not None or self.rows_of is not None:
+            return True
+        left = self.window[0]
+        # To compare would tie an exported graph to contexts longer than the window, or shorter.
+        is_open = left == UNBOUNDED or torch.compiler.is_exporting()
+        return left != UNBOUNDED if is_open else left < self.num_keys - 1
 
     @property
     def bounds_stop(self) -> bool:
@@ -246,6 +252,7 @@ def visibility(
         _check_cu_seqlens(cu_seqlens, num_queries, num_keys, max_seqlen)
     if positions is not None:
         _check_positions(positions, is_causal, num_queries, num_keys, batch)
+        _check_order(positions, is_causal, num_keys, key_padding_mask)
 
     mask, bias = _mask_and_bias(attn_mask)
     return Visibility(
@@ -268,6 +275,10 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
 
     True is visible; of an additive mask, all but -inf and what is too low to leave any weight.
     """
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
+        )
     if mask.dtype == torch.bool:
         visible = mask
     elif mask.is_floating_point():
@@ -356,10 +367,10 @@ def _end_of_run(positions: Tensor) -> Tensor:
     if length == 0:
         return positions
     restarts = positions[..., 1:] != positions[..., :-1] + 1
-    index = torch.arange(1, length, device=positions.device)
-    next_start = torch.where(restarts, index, length).flip(-1)
-    next_start = next_start.cummin(-1).values.flip(-1) if length > 1 else next_start
-    return torch.nn.functional.pad(next_start, (0, 1), value=length)
+    # The last key ends its document too. Not F.pad with the length: a graph for every length.
+    is_last = torch.cat((restarts, torch.ones_like(positions[..., :1], dtype=torch.bool)), dim=-1)
+    end = torch.where(is_last, torch.arange(1, length + 1, device=positions.device), length)
+    return end.flip(-1).cummin(-1).values.flip(-1)
 
 
 def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) -> torch.device:
@@ -381,13 +392,13 @@ def window_pair(window: Window) -> tuple[int, int]:
     """A window as (left, right), -1 for unbounded: W is (W - 1, 0)."""
     if window is None:
         return UNBOUNDED, UNBOUNDED
-    if isinstance(window, int) and not isinstance(window, bool):
-        if window <= 0:
+    if isinstance(window, int | Integral) and not isinstance(window, bool):
+        if int(window) <= 0:
             raise ValueError(
                 f"window must be at least 1 (the query itself), got {window}; "
                 "pass None for no window"
             )
-        return window - 1, 0
+        return int(window) - 1, 0
     if isinstance(window, tuple | list) and len(window) == 2:
         left, right = window
         are_ints = all(type(side) is int for side in (left, right))
@@ -462,7 +473,7 @@ def _check_cu_seqlens(
     cu_seqlens: Tensor, num_queries: int, num_keys: int, max_seqlen: int | None
 ) -> None:
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}; write .int()")
+        raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}; write .int()")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
         raise ValueError(
             "cu_seqlens must be 1-D, the start of every document and the end of the last: "
@@ -496,7 +507,10 @@ def _check_positions(
     positions: Tensor, is_causal: bool, num_queries: int, num_keys: int, batch: int | None
 ) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
-        raise ValueError(f"positions must be integers, got {positions.dtype}; write .long()")
+        raise ValueError(
+            "positions must be integers, the place of every query in its document, got "
+            f"{positions.dtype}; write .long(), and {ROTARY_HINT}"
+        )
     if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
         raise ValueError(
             f"positions must be (queries,) or (batch, queries) with {num_queries} queries, "
@@ -516,4 +530,33 @@ def _check_positions(
         raise ValueError(
             f"positions must be at least 0, got {int(positions.min())}; count from the start of "
             "each document and give the padding any position that is not negative"
+        )
+
+
+def _check_order(positions: Tensor, is_causal: bool, num_keys: int, keep_BS: Tensor | None) -> None:
+    """Raise where positions do not tell where a document starts, as far as they can be read.
+
+    In the first one causal queries may leave places out, as a cache does that has dropped keys: it
+    starts with the row. Padding is free.
+    """
+    num_queries = positions.shape[-1]
+    if not values_are_readable(positions) or num_queries < 2:
+        return
+    before, after = positions[..., :-1], positions[..., 1:]
+    goes_on = after == before + 1
+    if is_causal:
+        starts = before == 0
+        starts[..., 0] &= num_queries < num_keys
+        goes_on |= (after > before) & (starts.cumsum(-1) == 0)
+    is_wrong = ~goes_on & (after != 0)
+    if keep_BS is not None and values_are_readable(keep_BS):
+        # Those of the queries, the last keys; queries before the first key see nothing either.
+        is_token = torch.nn.functional.pad(keep_BS, (num_queries - num_keys, 0))
+        is_wrong = is_wrong & is_token[:, :-1] & is_token[:, 1:]
+    if is_wrong.any():
+        place = tuple(is_wrong.nonzero()[0].tolist())
+        here, last = (int(part.expand(is_wrong.shape)[place]) for part in (after, before))
+        raise ValueError(
+            "positions must rise by 1 inside a document and begin the next one at 0, "
+            f"got {here} after {last}; {ROTARY_HINT}"
         )

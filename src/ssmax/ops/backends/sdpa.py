@@ -128,8 +128,9 @@ def _run(
                 raise
             raise ValueError(
                 f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
-                f"{call.q_BHTD.dtype}, head width {call.q_BHTD.shape[-1]} and this mask on "
-                f"{call.q_BHTD.device}; pass backend='auto' or name another"
+                f"{call.q_BHTD.dtype}, head width {call.q_BHTD.shape[-1]}, values of width "
+                f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "
+                f"{call.dropout_p:g} on {call.q_BHTD.device}; pass backend='auto' or name another"
             ) from None
 
 

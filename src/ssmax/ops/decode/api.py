@@ -11,6 +11,7 @@ from torch import Tensor
 from ssmax._extras import require
 from ssmax.ops.decode.reference import decode_attention_reference
 from ssmax.ops.implementation import Impl, choose_impl, register_op
+from ssmax.ops.visible import values_are_readable
 
 
 def decode_attention(
@@ -26,7 +27,8 @@ def decode_attention(
     """softmax(q k^T scale) v of one query a row, over keys start to stop - 1 of its row.
 
     k and v are a whole cache, written or not. The bounds are integers on the device: a CUDA graph
-    that was recorded once serves every length. A row without keys gives zeros. No gradient. A named
+    that was recorded once serves every length. They lie within the cache: on the CPU others are an
+    error, on a GPU they end where it does. A row without keys gives zeros. No gradient. A named
     impl never falls back to another.
     """
     _check(q_BH1D, k_BGSD, v_BGSD, start_B, stop_B)
@@ -82,4 +84,15 @@ def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor) -> None
             raise ValueError(
                 f"{name} must hold one integer a row, ({q.shape[0]},), "
                 f"got {bound.dtype} of shape {tuple(bound.shape)}"
+            )
+    if values_are_readable(start) and values_are_readable(stop):
+        _check_bounds(start.tolist(), stop.tolist(), k.shape[2])
+
+
+def _check_bounds(starts: list[int], stops: list[int], room: int) -> None:
+    for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        if not (0 <= start <= room and 0 <= stop <= room):
+            raise ValueError(
+                f"start and stop must lie within the cache, from 0 to its {room} keys, "
+                f"got {start} and {stop} for row {row}; stop is one past the last key"
             )

@@ -31,14 +31,16 @@ _LOG2_E = 1.4426950408889634
 @triton.jit
 def _part_kernel(
     p_q, p_k, p_v, p_start, p_stop, p_values, p_largest, p_total, scale,
-    G, parts,
+    G, parts, room,
     q_b, q_h, k_b, k_h, k_s, v_b, v_h, v_s,
     M: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_part = tl.program_id(0)
     i_b, i_g = (tl.program_id(1) // G).to(tl.int64), (tl.program_id(1) % G).to(tl.int64)
-    start, stop = tl.load(p_start + i_b).to(tl.int64), tl.load(p_stop + i_b).to(tl.int64)
+    # Whatever the bounds say, nothing is read outside of the cache.
+    start = tl.maximum(tl.load(p_start + i_b).to(tl.int64), 0)
+    stop = tl.minimum(tl.load(p_stop + i_b).to(tl.int64), room)
     # Whole blocks to every part: the last ones may have none.
     keys = (tl.cdiv(tl.cdiv(tl.maximum(stop - start, 0), BLOCK_S), parts)) * BLOCK_S
     first = start + i_part * keys
@@ -128,7 +130,7 @@ def decode_attention(
     with torch.cuda.device(q.device if q.is_cuda else -1):
         traceable(_part_kernel)[(parts, batch * key_heads)](
             q, k, v, start_B, stop_B, values, largest, total, scale * _LOG2_E,
-            key_heads, parts,
+            key_heads, parts, room,
             *q.stride()[:2], *k.stride()[:3], *v.stride()[:3],
             M=group,
             D=width,

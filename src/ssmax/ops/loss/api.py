@@ -12,7 +12,6 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from ssmax._extras import require
 from ssmax.ops.implementation import Impl, choose_impl, register_op
@@ -41,8 +40,9 @@ def linear_cross_entropy(
     """cross_entropy(hidden @ weight^T, targets), exact in value and gradient.
 
     hidden is (..., C), targets (...). The mean is over the targets that are not ignored, and 0 if
-    all are. `none` gives the loss of every token, 0 where ignored, and has no gradient. A named
-    impl never falls back to another.
+    all are. `none` gives the loss of every token, 0 where ignored, and has no gradient. The
+    gradient has none of its own: to differentiate it again raises. A named impl never falls back
+    to another.
     """
     _check(hidden, weight_VC, targets, reduction)
     impl = choose_impl(impl, hidden.device)
@@ -52,7 +52,7 @@ def linear_cross_entropy(
             losses_N = _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl)
         return losses_N.reshape(targets.shape)
     if torch.is_grad_enabled():
-        total = _LinearCrossEntropy.apply(hidden_NC, weight_VC, targets_N, ignore_index, impl)
+        total, _ = _LinearCrossEntropy.apply(hidden_NC, weight_VC, targets_N, ignore_index, impl)
         assert isinstance(total, Tensor)
     else:
         total = _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum()
@@ -62,13 +62,18 @@ def linear_cross_entropy(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The sum of the losses; its gradient is finished when the forward pass is."""
+    """The sum of the losses; its gradient is finished when the forward pass is.
+
+    The second output is empty. Saved, it ties the gradient to the inputs without keeping them, and
+    without caring what the caller writes into the sum.
+    """
 
     @staticmethod
     def forward(ctx, hidden_NC, weight_VC, targets_N, ignore_index, impl):
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        tie = hidden_NC.new_empty(0)
         if not needs_hidden and not needs_weight:
-            return _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum()
+            return _token_losses(hidden_NC, weight_VC, targets_N, ignore_index, impl).sum(), tie
         vocabulary = weight_VC.shape[0]
         weight = _for_product(weight_VC, hidden_NC)
         dhiddens, dweight, total = [], None, 0.0
@@ -86,21 +91,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dhidden = torch.cat(dhiddens) if needs_hidden else None
         if dweight is not None:
             dweight = dweight[:vocabulary].to(weight_VC.dtype)
-        ctx.save_for_backward(dhidden, dweight)
-        return total
+        ctx.save_for_backward(dhidden, dweight, tie)
+        return total, tie
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (dtotal,) = gradients
-        dhidden, dweight = ctx.saved_tensors
-        return (
-            # A scalar keeps its float32 and does not widen the product.
-            None if dhidden is None else dhidden * dtotal,
-            None if dweight is None else dweight * dtotal,
-            None,
-            None,
-            None,
+        dtotal, _ = gradients
+        dhidden, dweight, tie = ctx.saved_tensors
+        # A scalar keeps its float32 and does not widen the product.
+        dhidden = None if dhidden is None else dhidden * dtotal
+        dweight = None if dweight is None else dweight * dtotal
+        # Enabled under create_graph=True, and where torch.compile traces a backward of its own.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            dhidden = None if dhidden is None else _Once.apply(dhidden, tie)
+            dweight = None if dweight is None else _Once.apply(dweight, tie)
+        return dhidden, dweight, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """A gradient as it is, tied to what it depends on and refused where it is differentiated.
+
+    torch's once_differentiable ties it to nothing: the gradient would pass for a constant.
+    """
+
+    @staticmethod
+    def forward(ctx, gradient, tie):
+        return gradient
+
+    @staticmethod
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(
+            "linear_cross_entropy is differentiable once, and its gradient was differentiated "
+            "again; take F.cross_entropy(hidden @ weight.t(), targets) for second derivatives, or "
+            "detach the gradient where it is a constant"
         )
 
 
@@ -199,6 +222,11 @@ def _check(hidden: Tensor, weight_VC: Tensor, targets: Tensor, reduction: str) -
         raise ValueError(
             "weight must be (vocabulary, channels) with the channels of hidden, "
             f"got {tuple(weight_VC.shape)} for hidden {tuple(hidden.shape)}"
+        )
+    if weight_VC.shape[0] == 0:
+        raise ValueError(
+            "weight must have a row for every word of the vocabulary, at least one, "
+            f"got {tuple(weight_VC.shape)}; pass the weight of the head"
         )
     if targets.shape != hidden.shape[:-1]:
         raise ValueError(

@@ -62,6 +62,11 @@ def rope_ssmax(
     asks for no gradient, the factor is made where the query is rotated.
     """
     _check_heads(q_BHTD, k_BGTD, cos, sin)
+    if not isinstance(num_keys, Tensor):
+        kind = type(num_keys).__name__
+        raise ValueError(
+            f"num_keys must be a tensor, (T,) or (B, T), got {kind}; write visible_keys"
+        )
     if choose_impl(impl, q_BHTD.device) == "triton":
         inputs = [x for x in (q_BHTD, k_BGTD, cos, sin, s, bias) if isinstance(x, Tensor)]
         is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
@@ -183,6 +188,9 @@ def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
     """Raise on what is no factor of these queries; the factor, expanded to (B or 1, H, T)."""
+    if not isinstance(factor, Tensor):
+        kind = type(factor).__name__
+        raise ValueError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
     if not factor.is_floating_point():
         raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
     factor = factor.to(torch.promote_types(factor.dtype, torch.float32))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ssmax.ops.rope import rotate
 
@@ -18,9 +19,16 @@ def rope_scale_reference(
 def scale_query_reference(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
     """q times its factor in float32 or wider, cast once."""
     factor = factor_BHT.unsqueeze(-1)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_transformed():
         return (q_BHTD * factor).to(q_BHTD.dtype)
     return torch.mul(q_BHTD, factor, out=torch.empty_like(q_BHTD))
+
+
+def _is_transformed() -> bool:
+    """True inside vmap, jvp and forward-mode AD, which have no rule for `out=`."""
+    # torch has no public questions for these
+    is_in_functorch = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return is_in_functorch or forward_ad._current_level >= 0
 
 
 def rope_scale_step(

@@ -41,8 +41,8 @@ def linear_cross_entropy(
 
     hidden is (..., C), targets (...). The mean is over the targets that are not ignored, and 0 if
     all are. `none` gives the loss of every token, 0 where ignored, and has no gradient. The
-    gradient has none of its own: to differentiate it again raises. A named impl never falls back
-    to another.
+    gradient has none of its own: to differentiate it again raises, except under torch.compile,
+    which takes it for a constant. A named impl never falls back to another.
     """
     _check(hidden, weight_VC, targets, reduction)
     impl = choose_impl(impl, hidden.device)

@@ -46,6 +46,11 @@ def write_native(folder):
     (folder / "tokenizer.json").write_text(SMALL.definition)
 
 
+def write_config(folder, text):
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+
+
 def exported(to):
     return lambda folder: export(MODEL, folder, to=to, tokenizer=SMALL.definition)
 
@@ -91,6 +96,9 @@ def test_a_converted_model_comes_with_its_dtype_template_and_ends(family, tmp_pa
         (exported("gguf"), [], "llama-server -m"),
         (write_run, ["--api-key", ""], "API key is empty"),
         (write_run, ["--max-batch", "0"], "max_batch must be at least 1"),
+        (write_run, ["--drain-seconds", "-5"], "--drain-seconds must be at least 0, got -5"),
+        (lambda folder: write_config(folder, "[]"), [], "config.json describes no model"),
+        (lambda folder: write_config(folder, "{}"), [], "config.json describes no model"),
         (write_run, ["--max-new-tokens", "0"], "max_new_tokens must be at least 1"),
         (write_run, ["--port", "70000"], "65535"),
         (lambda folder: build("gpt2").save_pretrained(folder),
@@ -120,6 +128,23 @@ def test_learnt_positions_bound_what_may_be_asked(tmp_path, capsys):
     typed = ["serve", str(tmp_path / "it"), "--port", "0", "--max-new-tokens", "100"]
     assert app.run([*typed, "--max-prompt-tokens", "29"]) == 2
     assert "learnt 128 positions" in capsys.readouterr().err
+    assert app.run(typed[:-2]) == 2
+    assert "give --max-new-tokens below that, got 1024" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch-export"])
+def test_a_graph_remembers_how_many_positions_were_learnt(to, tmp_path):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    model = randomise(ssmax.hf.convert(build("gpt2")))
+    export(model, tmp_path / "it", to=to, tokenizer=_words())
+    assert load_served(tmp_path / "it", None, "cpu")[2] == 128
+
+
+def test_an_empty_variable_is_no_key(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SSMAX_API_KEY", "")
+    assert app.run(["serve", str(tmp_path / "none"), "--port", "0"]) == 2
+    assert "unset SSMAX_API_KEY" in capsys.readouterr().err
 
 
 def _words() -> str:

@@ -217,13 +217,17 @@ SAY = {"model": "tiny", "prompt": "a"}
         ('{"model": "tiny", "prompt": "\\ud800"}', None, 400, "prompt", None, "must be Unicode"),
         ('{"model": "tiny", "prompt": "a", "\\ud800": 1}', None, 400, None, None, "string"),
         ('{"model": "\\ud800", "prompt": "a"}', None, 404, "model", "model_not_found", "ud800"),
-        ("[]", None, 400, None, None, "dictionary"),
+        ("[]", None, 400, None, None, "must be a JSON object"),
         ("", None, 400, None, None, "Field required"),
         ({"prompt": "a"}, None, 400, "model", None, "Field required"),
         ({**SAY, "model": "gpt-5"}, None, 404, "model", "model_not_found", "has 'tiny'"),
         ({**SAY, "model": 3}, None, 400, "model", None, "valid string"),
         ({**SAY, "prompt": "a" * 701}, None, 400, "prompt", "context_length_exceeded",
          "at most 700 tokens, got 701"),
+        ({**SAY, "prompt": "a" * 128 * 700 + "a"}, None, 400, "prompt", "context_length_exceeded",
+         "89600 characters, got 89601 characters"),
+        ({**SAY, "prompt": ["a"] * 3, "n": 100}, None, 400, "prompt", None,
+         "at most 256 answers, prompts times n, got 300"),
         ({**SAY, "prompt": ""}, None, 400, "prompt", None, "at least 1 item"),
         ({**SAY, "prompt": []}, None, 400, "prompt", None, "at least 1 item"),
         ({**SAY, "prompt": [[]]}, None, 400, "prompt", None, "at least one token"),
@@ -266,6 +270,18 @@ def test_a_bad_request_gets_openais_error_and_leaves_nothing_behind(
     until(lambda: is_idle(engine))
 
 
+def test_a_body_without_its_type_is_told_what_to_send(client):
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, answer, _ = raw(client, json.dumps(SAY), headers=headers)
+    assert status == 400 and "Content-Type: application/json" in answer["error"]["message"]
+
+
+def test_a_temperature_near_zero_is_greedy_and_fails_nobody(client):
+    for temperature in (1e-40, 3.41e-38, 1e-19):
+        answer = ask(client, "a", temperature=temperature)
+        assert answer.choices[0].text == text_of("a")
+
+
 def test_the_client_raises_its_own_errors(client):
     with pytest.raises(openai.BadRequestError, match="at most 700 tokens") as caught:
         ask(client, "a" * 900)
@@ -287,6 +303,9 @@ def test_a_key_is_asked_for_where_there_is_one():
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             status, answer, _ = raw(client, "{", headers=headers)
             assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        # A scheme's name may be written in either case.
+        right = {"Authorization": "bearer secret"}
+        assert raw(client, None, path="/v1/models", method="GET", headers=right)[0] == 200
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="wrong").models.list()
         assert raw(client, None, path="/health", method="GET")[1] == {"status": "ok"}
@@ -294,7 +313,7 @@ def test_a_key_is_asked_for_where_there_is_one():
 
 def test_no_page_loads_from_elsewhere():
     with served() as (_, client):
-        for path in ("/docs", "/redoc"):
+        for path in ("/docs", "/redoc", "/openapi.json"):
             assert raw(client, None, path=path, method="GET")[0] == 404
 
 

@@ -9,7 +9,7 @@ from tiny_models import build, randomise
 import ssmax.hf
 from ssmax.serve import export
 from ssmax.serve.decoders import FileDecoder
-from ssmax.serve.engine import CHUNK, Busy, Request
+from ssmax.serve.engine import CHUNK, Busy, Job, Request
 from ssmax.serve.graphs import graph_of
 from ssmax.serve.language import Language
 from ssmax.serve.past import Past
@@ -109,6 +109,23 @@ def test_a_step_that_fails_ends_its_rows_and_nothing_else():
         (tokens,) = answers(engine, [Request(prompt=[1], max_new_tokens=3)])
         assert len(tokens) == 3 and "out of memory" in str(told[0])
         assert engine.totals.finished == {"error": 2, "length": 1}
+
+
+def test_a_row_that_cannot_go_on_ends_alone(monkeypatch):
+    go_on = Job.go_on
+
+    def fails_for_some(job, logits_V):
+        if job.request.seed == 13 and len(job.tokens) == 2:
+            raise ValueError("no such draw")
+        go_on(job, logits_V)
+
+    monkeypatch.setattr(Job, "go_on", fails_for_some)
+    told = []
+    with engine_of(graph_of(native(vocab_size=257)), report=told.append) as engine:
+        requests = [Request(prompt=[1], max_new_tokens=9, seed=seed) for seed in (None, 13, None)]
+        first, failed, last = answers(engine, requests)
+    assert len(failed) == 2 and "no such draw" in str(told[0])
+    assert first == last and len(first) == 9
 
 
 def test_closing_ends_what_runs_and_takes_no_more():

@@ -189,7 +189,7 @@ def test_the_check_sees_every_position_in_chunks_and_then_one_by_one():
 
     inner = session(model)
     found = compare(watched, session(model), tokens, lambda done, total: seen.append((done, total)))
-    assert lengths == [CHUNK, 100 - DECODED, *[1] * DECODED]
+    assert lengths == [1, CHUNK, 99 - DECODED, *[1] * DECODED]
     assert seen[-1] == (tokens.shape[1], tokens.shape[1])
     exact = dataclasses.asdict(found) | {"source_loss": 0, "exported_loss": 0, "largest_logit": 0}
     assert exact == dataclasses.asdict(
@@ -222,6 +222,18 @@ def test_a_folder_that_holds_something_is_not_touched(tmp_path):
     with pytest.raises(ValueError, match="not an empty folder"):
         export(native(), tmp_path, to="hf")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_empty_folder_may_be_where_one_is_or_behind_a_link(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path / "here")
+    for folder in (".", tmp_path / "link"):
+        export(native(), folder, to="hf", prompt=PROMPT)
+    for name in ("here", "real"):
+        assert (tmp_path / name / "config.json").is_file()
+    assert (tmp_path / "link").is_symlink()
 
 
 def test_the_model_is_left_as_it_was(tmp_path):

@@ -131,6 +131,17 @@ def test_a_program_of_torch_export_computes_the_same_in_a_fresh_process(source, 
     compare(SOURCES[source](), answered[source])
 
 
+@torch.no_grad()
+def test_a_program_takes_a_prompt_of_any_length(tmp_path):
+    model = native()
+    export(model, tmp_path / "out", to="torch-export", prompt=TOKENS[0].tolist())
+    program, graph = torch.export.load(tmp_path / "out/model.pt2").module(), graph_of(model)
+    for length in range(1, 6):
+        for batch in (1, 3):
+            given = TOKENS[:batch, -length:], KEEP[:batch, -length:], graph.empty_past(batch=batch)
+            torch.testing.assert_close(program(*given)[0], graph(*given)[0])
+
+
 @pytest.mark.parametrize(
     ("family", "layer"),
     [("jamba", "LinearAttentionLayer"), ("falcon_h1", "LinearAttentionAndFullAttentionLayer")],

@@ -97,9 +97,12 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
         )
     try:
-        return json.loads((folder / CONFIG).read_text())
+        values = json.loads((folder / CONFIG).read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
+    if not isinstance(values, dict) or not values:
+        raise ValueError(f"{folder / CONFIG} describes no model; give a run, or a converted model")
+    return values
 
 
 def _converted(folder: Path, keeps_dtype: bool) -> Source:

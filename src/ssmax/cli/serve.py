@@ -2,6 +2,8 @@
 
 import contextlib
 import ipaddress
+import json
+import os
 import socket
 import traceback
 from pathlib import Path
@@ -14,7 +16,7 @@ from ssmax.lm.checkpoint import FORMAT
 from ssmax.serve.decoders import Decoder, FileDecoder
 from ssmax.serve.engine import Engine
 from ssmax.serve.gguf_file import FILE as GGUF
-from ssmax.serve.graphs import ONNX, PROGRAM, graph_of
+from ssmax.serve.graphs import ONNX, POSITIONS, PROGRAM, graph_of
 from ssmax.serve.language import Language, plain_language, transformers_language
 
 LONGEST_USUAL = 8192
@@ -41,12 +43,20 @@ def serve_shown(
     require("fastapi", extra="serve", purpose="ssmax serve")
     from ssmax.serve.endpoint import Limits, application
 
-    if api_key == "":
-        raise ValueError("the API key is empty; leave it out to ask for none")
+    # An empty variable is a secret that did not arrive, and click takes it for none.
+    if api_key == "" or (api_key is None and os.environ.get("SSMAX_API_KEY") == ""):
+        raise ValueError("the API key is empty; leave it out, or unset SSMAX_API_KEY, for none")
+    if drain_seconds < 0:
+        raise ValueError(f"--drain-seconds must be at least 0, got {drain_seconds}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Taken before a large model is loaded: a port in use is known at once.
     with socket.create_server((host, port), family=family) as listening:
         decoder, language, longest = load_served(folder, tokenizer, device)
+        if longest is not None and longest <= max_new_tokens:
+            raise ValueError(
+                f"the model has learnt {longest} positions, prompt and answer together; "
+                f"give --max-new-tokens below that, got {max_new_tokens}"
+            )
         most = LONGEST_USUAL if longest is None else min(LONGEST_USUAL, longest - max_new_tokens)
         limits = Limits(
             max_prompt_tokens=most if max_prompt_tokens is None else max_prompt_tokens,
@@ -92,7 +102,7 @@ def load_served(
     if (folder / GGUF).is_file():
         raise ValueError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
     if (folder / ONNX).is_file() or (folder / PROGRAM).is_file():
-        return FileDecoder(folder), _language(folder, tokenizer), None
+        return FileDecoder(folder), _language(folder, tokenizer), _positions(folder)
     values, longest, ends = read_config(folder), None, []
     if "model_type" in values:
         from ssmax.hf.subject import learnt_positions, load_causal
@@ -112,6 +122,12 @@ def load_served(
             f"the tokenizer has {language.size:,} tokens, the model {size:,}; give the model's own"
         )
     return graph_of(model.to(here).eval()), language, longest
+
+
+def _positions(folder: Path) -> int | None:
+    """Those that the model of a graph has learnt, where the export found that they end."""
+    path = folder / POSITIONS
+    return json.loads(path.read_text())["positions"] if path.is_file() else None
 
 
 def _language(

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+COLDEST = 1e-20
+"""Below it logits divided by the temperature overflow; long before, the largest takes all."""
+
 
 def chooser(
     temperature: float,
@@ -29,7 +32,7 @@ def chooser(
         logits_BV = keep_likeliest(logits_BV / temperature, top_k, top_p)
         return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator).squeeze(-1)
 
-    return sample if temperature > 0.0 else greedy
+    return sample if temperature > COLDEST else greedy
 
 
 def keep_likeliest(logits_BV: Tensor, top_k: int | None, top_p: float | None) -> Tensor:

@@ -82,6 +82,7 @@ def _pieces(tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """What is fed at a time, and the tokens that follow its positions."""
     total = tokens.shape[1]
     first = total - min(DECODED, total - 1)
-    bounds = [*range(0, first, CHUNK), *range(first, total + 1)]
+    # One token first: a graph may be held to the sizes that it was made with.
+    bounds = [0, *range(1, first, CHUNK), *range(first, total + 1)]
     for start, stop in itertools.pairwise(bounds):
         yield tokens[:, start:stop], tokens[0, start + 1 : stop + 1]

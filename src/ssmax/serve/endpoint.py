@@ -29,6 +29,8 @@ from ssmax.serve.wire import (
 )
 
 MAX_BODY_BYTES = 16 * 2**20
+CHARACTERS_A_TOKEN = 128
+"""No text has more to a token, but for long runs of spaces; to count tokens first takes seconds."""
 DEFAULT_MAX_TOKENS = 16
 """Of a completion that does not say; OpenAI's. A chat goes on to the server's limit."""
 _FAULTS: dict[str | None, ApiError] = {
@@ -73,7 +75,12 @@ def application(
     }
     # No pages of documentation: FastAPI's load their scripts from other servers.
     app = FastAPI(
-        title="ssmax", lifespan=lifespan, exception_handlers=handlers, docs_url=None, redoc_url=None
+        title="ssmax",
+        lifespan=lifespan,
+        exception_handlers=handlers,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
     )
     app.add_middleware(_Door, api_key=api_key)
     about = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "ssmax"}
@@ -100,6 +107,8 @@ def application(
     @app.post("/v1/completions")
     async def completions(asked: CompletionAsked, http: HttpRequest) -> Any:
         _check_model(asked.model, name)
+        texts = [prompt for prompt in asked.prompts if isinstance(prompt, str)]
+        _check_size(texts, len(asked.prompts) * (asked.n or 1), engine, limits, "prompt")
         encode = engine.language.encode
         prompts = [
             await asyncio.to_thread(encode, prompt) if isinstance(prompt, str) else prompt
@@ -114,6 +123,8 @@ def application(
     async def chat(asked: ChatAsked, http: HttpRequest) -> Any:
         _check_model(asked.model, name)
         messages = [message.as_dict() for message in asked.messages]
+        text = "".join(message["content"] for message in messages)
+        _check_size([text], asked.n or 1, engine, limits, "messages")
         try:
             prompt = await asyncio.to_thread(engine.language.encode_chat, messages)
         except ValueError as error:
@@ -132,7 +143,7 @@ class _Door:
 
     def __init__(self, app: Any, *, api_key: str | None) -> None:
         self._app = app
-        self._expected = None if api_key is None else f"Bearer {api_key}".encode()
+        self._expected = None if api_key is None else api_key.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -140,7 +151,9 @@ class _Door:
         headers = dict(scope["headers"])
         if scope["path"].startswith("/v1/") and self._expected is not None:
             given = headers.get(b"authorization", b"")
-            if not secrets.compare_digest(given, self._expected):
+            scheme, _, key = given.partition(b" ")
+            is_right = secrets.compare_digest(key, self._expected)
+            if not (is_right and scheme.lower() == b"bearer"):
                 what = "Incorrect API key provided" if given else "No API key provided"
                 error = ApiError(
                     401, f"{what}: send Authorization: Bearer KEY", code="invalid_api_key"
@@ -273,6 +286,27 @@ def _check_model(asked: str, name: str) -> None:
             f"The model {asked!r} does not exist; this server has {name!r}",
             param="model",
             code="model_not_found",
+        )
+
+
+def _check_size(texts: list[str], count: int, engine: Engine, limits: Limits, param: str) -> None:
+    """What can be refused before anything is made of it."""
+    if count > engine.max_waiting:
+        raise ApiError(
+            400,
+            f"a request may ask for at most {engine.max_waiting} answers, prompts times n, "
+            f"got {count}",
+            param=param,
+        )
+    most = CHARACTERS_A_TOKEN * limits.max_prompt_tokens
+    longest = max(map(len, texts), default=0)
+    if longest > most:
+        raise ApiError(
+            400,
+            f"a prompt may have at most {limits.max_prompt_tokens} tokens, and {most} characters, "
+            f"got {longest} characters",
+            param=param,
+            code="context_length_exceeded",
         )
 
 

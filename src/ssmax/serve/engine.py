@@ -156,7 +156,7 @@ class Engine:
         self.language = language
         self.totals: Totals = Totals()
         self._decoder, self._report = decoder, report
-        self._max_batch, self._max_waiting = max_batch, max_waiting
+        self._max_batch, self.max_waiting = max_batch, max_waiting
         self._device = decoder.empty_past()[0].device
         self._changed = threading.Condition()
         self._is_open = False
@@ -209,11 +209,11 @@ class Engine:
         with self._changed:
             if not self.is_running:
                 raise Busy("the server is shutting down")
-            if len(self._waiting) + len(jobs) > self._max_waiting:
+            if len(self._waiting) + len(jobs) > self.max_waiting:
                 self.totals.refused += len(jobs)
                 raise Busy(
                     f"{len(self._waiting)} requests are waiting, {len(jobs)} more came, and "
-                    f"{self._max_waiting} may wait; try again later"
+                    f"{self.max_waiting} may wait; try again later"
                 )
             self._waiting.extend(jobs)
             self._changed.notify()
@@ -285,12 +285,16 @@ class Engine:
         try:
             tokens = torch.tensor([[job.tokens[-1]] for job in self._rows], device=self._device)
             self._keep_BS = F.pad(self._keep_BS, (0, 1), value=1)
-            logits_BV = self._decoder.last(tokens, self._keep_BS, self._past)
+            logits_BV = self._decoder.last(tokens, self._keep_BS, self._past).float().cpu()
             self.totals.steps += 1
-            for job, logits_V in zip(self._rows, logits_BV.float().cpu(), strict=True):
-                job.go_on(logits_V)
         except Exception as error:
             self._fail(self._rows, error)
+        else:
+            for job, logits_V in zip(self._rows, logits_BV, strict=True):
+                try:
+                    job.go_on(logits_V)
+                except Exception as error:
+                    self._fail([job], error)
         self._leave()
 
     def _join(self, job: Job, past: Past, keep_1S: Tensor) -> None:

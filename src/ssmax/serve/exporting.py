@@ -1,6 +1,7 @@
 """`export`: a model written in a form that others run, checked against its source, with a card."""
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -59,7 +60,8 @@ def export(
     bfloat16 or q8_0. `fit` gives up the heads' biases for the nearest form without. `tokenizer` is
     the content of a tokenizer.json, which also tells a native model's last token.
     """
-    folder = Path(folder)
+    # Whole, also where it is "." or a link.
+    folder = Path(folder).resolve()
     _check_choice(folder, to, weights, fit)
     was_training = model.training
     model.eval()
@@ -110,6 +112,8 @@ def _write(
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
+        if (longest := learnt_positions(model)) is not None:
+            (folder / graphs.POSITIONS).write_text(json.dumps({"positions": longest}))
         if to == "onnx":
             graphs.write_onnx(graph, folder / graphs.ONNX)
             path, opened = folder / graphs.ONNX, sessions.onnx_session

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from ssmax._extras import require
 from ssmax.lm import LM
@@ -26,6 +27,8 @@ from ssmax.nn import KVCache
 from ssmax.serve.past import Past
 
 ONNX, PROGRAM = "model.onnx", "model.pt2"
+POSITIONS = "positions.json"
+"""Beside a graph whose positions end: how many were learnt."""
 
 
 class Graph(nn.Module, abc.ABC):
@@ -213,7 +216,13 @@ def _program(graph: Graph) -> Any:
     mask = torch.ones(batch, cached + new, dtype=torch.long, device=device)
     free = torch.export.Dim.AUTO
     shapes = ({0: free, 1: free}, {0: free, 1: free}, [{0: free, 2: free} for _ in past])
-    return torch.export.export(graph, (tokens, mask, past), dynamic_shapes=shapes, strict=False)
+    program = torch.export.export(graph, (tokens, mask, past), dynamic_shapes=shapes, strict=False)
+    # Torch takes every size of an example to be 2 or more and holds no call to that, but it does to
+    # what follows for their sum, 4: a first prompt of 3 tokens would be refused.
+    for size, known in program.range_constraints.items():
+        if known.lower > 2:
+            program.range_constraints[size] = ValueRanges(1, known.upper)
+    return program
 
 
 @contextmanager

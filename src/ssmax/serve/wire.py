@@ -160,6 +160,10 @@ def first_fault(errors: Any) -> ApiError:
     error = errors[0]
     if error["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {error.get('ctx', {}).get('error', '')}")
+    if error["type"] == "model_attributes_type" and len(error["loc"]) == 1:
+        return ApiError(
+            400, "the body must be a JSON object, sent with Content-Type: application/json"
+        )
     field = str(error["loc"][1]) if len(error["loc"]) > 1 else None
     if error["type"] == "extra_forbidden":
         name = str(error["loc"][-1])

@@ -95,6 +95,8 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
         raise ValueError(f"{folder} is no run: it holds no {CONFIG}; ssmax pretrain makes one")
     try:
         values = json.loads(path.read_text())
+        if not isinstance(values, dict) or not values:
+            raise ValueError("it describes none")
         if "model_type" in values:
             raise ValueError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
         if "format" in values:

@@ -156,7 +156,8 @@ class Engine:
         self.language = language
         self.totals: Totals = Totals()
         self._decoder, self._report = decoder, report
-        self._max_batch, self.max_waiting = max_batch, max_waiting
+        self._max_batch = max_batch
+        self.max_waiting: int = max_waiting
         self._device = decoder.empty_past()[0].device
         self._changed = threading.Condition()
         self._is_open = False

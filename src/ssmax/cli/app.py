@@ -27,6 +27,8 @@ data_app: typer.Typer = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+API_KEY_VARIABLE = "SSMAX_API_KEY"
+
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[
     list[str] | None,
@@ -362,7 +364,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="SSMAX_API_KEY", help="Ask for this key; by default for none."),
+        typer.Option(envvar=API_KEY_VARIABLE, help="Ask for this key; by default for none."),
     ] = None,
     max_prompt_tokens: Annotated[
         int | None,
@@ -387,7 +389,8 @@ def serve(
         host=host,
         port=port,
         name=name,
-        api_key=api_key,
+        # An empty variable is a secret that did not arrive; typer takes it for none.
+        api_key=os.environ.get(API_KEY_VARIABLE) if api_key is None else api_key,
         max_prompt_tokens=max_prompt_tokens,
         max_new_tokens=max_new_tokens,
         max_batch=max_batch,

@@ -3,7 +3,6 @@
 import contextlib
 import ipaddress
 import json
-import os
 import socket
 import traceback
 from pathlib import Path
@@ -43,9 +42,8 @@ def serve_shown(
     require("fastapi", extra="serve", purpose="ssmax serve")
     from ssmax.serve.endpoint import Limits, application
 
-    # An empty variable is a secret that did not arrive, and click takes it for none.
-    if api_key == "" or (api_key is None and os.environ.get("SSMAX_API_KEY") == ""):
-        raise ValueError("the API key is empty; leave it out, or unset SSMAX_API_KEY, for none")
+    if api_key == "":
+        raise ValueError("the API key is empty; leave it out to ask for none")
     if drain_seconds < 0:
         raise ValueError(f"--drain-seconds must be at least 0, got {drain_seconds}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -392,7 +392,7 @@ def window_pair(window: Window) -> tuple[int, int]:
     """A window as (left, right), -1 for unbounded: W is (W - 1, 0)."""
     if window is None:
         return UNBOUNDED, UNBOUNDED
-    if isinstance(window, int | Integral) and not isinstance(window, bool):
+    if isinstance(window, Integral) and not isinstance(window, bool):
         if int(window) <= 0:
             raise ValueError(
                 f"window must be at least 1 (the query itself), got {window}; "

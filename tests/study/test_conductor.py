@@ -1,5 +1,6 @@
 """Jobs one after the other: when they start, what is told of one that failed."""
 
+import dataclasses
 import signal
 import sys
 
@@ -51,6 +52,42 @@ def test_the_next_job_is_under_way_while_records_are_kept(tiny, tmp_path):
     conductor = Conductor(tmp_path, jobs, study=tiny, command=command, workers=1, on_done=keep)
     assert conductor.run() is None
     assert seen == [[True, True, False], [True, True, True], [True, True, True]]
+
+
+def test_the_next_training_starts_up_while_one_ends(tiny, tmp_path):
+    """Where one fills the machine: not before its last seconds."""
+    folder = tmp_path / "started"
+    folder.mkdir()
+    code = """
+import pathlib, sys, time
+started, done, name = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3]
+(started / name).touch()
+if name == "pretrain-a-0":
+    other = started / "pretrain-b-0"
+    print("step 1/1000", flush=True)
+    time.sleep(1)
+    # Of the first second's pace a thousand are to go.
+    print("step 2/1000", flush=True)
+    time.sleep(1)
+    assert not other.exists(), "too early"
+    print("step 990/1000", flush=True)
+    until = time.monotonic() + 30
+    while not other.exists():
+        assert time.monotonic() < until, "too late"
+        time.sleep(0.05)
+done.parent.mkdir(exist_ok=True)
+done.write_text('{"seconds": 1}')
+"""
+    jobs = plan(tiny, configurations=["a", "b"], seeds=1, figures=[4])
+
+    def command(job):
+        done = tmp_path / "done" / f"{job.name}.json"
+        return [sys.executable, "-c", code, str(folder), str(done), job.name]
+
+    alone = dataclasses.replace(tiny, trains_alone=True)
+    conductor = Conductor(tmp_path, jobs, study=alone, command=command, workers=2)
+    assert conductor.run() is None and conductor.failed == {}
+    assert (folder / "pretrain-b-0").exists()
 
 
 def test_a_signal_without_a_name_is_told_by_its_number(tmp_path):

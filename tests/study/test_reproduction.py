@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from ssmax.study import reproduction
+from ssmax.study import conductor, reproduction
 from ssmax.study.conductor import Conductor
 from ssmax.study.pieces import pack
 from ssmax.study.plan import plan
@@ -78,6 +78,8 @@ def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
 
     running = []
     monkeypatch.setattr(Conductor, "_start", watched)
+    # All of such a training is its last minute.
+    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
     alone = dataclasses.replace(tiny, trains_alone=True)
     options = {"configurations": ["a", "b"], "seeds": 1, "figures": [5], "data": tokens}
     assert reproduce(alone, tmp_path / "s", workers=2, **options).is_whole

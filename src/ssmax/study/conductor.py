@@ -41,6 +41,8 @@ class Running:
     words: str = "starting"
     is_told: bool = False
     """It knows that it has to stop."""
+    first_seen: tuple[float, float] | None = None
+    """When it first told its share, and which."""
 
     def look(self) -> None:
         """How far it is, from the end of its log."""
@@ -51,6 +53,16 @@ class Running:
             self.words, done, total = found[-1]
             share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
             self.share = max(0.0, share - self.begins_at) / (1.0 - self.begins_at)
+            self.first_seen = self.first_seen or (time.monotonic(), self.share)
+
+    @property
+    def is_ending(self) -> bool:
+        """At its own pace it is done before another job would have started up."""
+        if self.first_seen is None:
+            return False
+        since, first = self.first_seen
+        gone, done = time.monotonic() - since, self.share - first
+        return done > 0.0 and gone / done * (1.0 - self.share) < SECONDS_TO_START
 
 
 class Forecast:
@@ -176,7 +188,8 @@ class Conductor:
                 return
             if job.name in self.is_done or job.name in self.failed or job.name in busy:
                 continue
-            beside = [one.job for one in running]
+            # A training that ends does not keep the next from its imports and its compiler.
+            beside = [one.job for one in running if not one.is_ending]
             if can_start(job, done=self.is_done, running=beside, trains_alone=self.trains_alone):
                 if not self._has_time_for(job):
                     self.stopped_by = "clock"

@@ -398,7 +398,6 @@ def test_attention_rows_take_negative_indices_and_sum_to_one():
     assert (weights[:, :, 1, 1:] == 0).all()
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_transforms_work_without_a_graph_too():
     q, k, v = (torch.randn(1, 2, 4, 8) for _ in range(3))
     s = torch.rand(3, 2)

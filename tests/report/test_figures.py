@@ -11,7 +11,7 @@ from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Proven
 from ssmax.report import figures
 from ssmax.report.curves import accuracy_map
 from ssmax.report.fits import fit_shapes
-from ssmax.report.style import LOOKS, look, save
+from ssmax.report.style import LOOKS, labels, look, save
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -158,7 +158,8 @@ def test_figure_8_sorts_trials_and_marks_what_was_said():
     drawn = figures.figure8({"b": SCORES}).axes[0].get_lines()
     assert drawn[0].get_ydata() == pytest.approx([0.7, 0.3, 0.05])
     marked = {line.get_marker(): list(line.get_xdata()) for line in drawn[1:4]}
-    assert marked == {"o": [1], "^": [2], "x": [3]}
+    shares = {"o": [100 / 3], "^": [200 / 3], "x": [100]}
+    assert {marker: pytest.approx(places) for marker, places in marked.items()} == shares
 
 
 def test_variants_stand_below_each_other_and_their_configurations_apart():
@@ -205,6 +206,14 @@ def test_the_logarithm_is_told_from_its_rivals():
 
 def test_the_largest_output_does_not_overflow():
     assert figures.softmax_output_of_last(np.array([-1e4, 1e4]), 1.0) == 1.0
+
+
+def test_legends_say_how_many_runs_where_configurations_differ_in_it():
+    assert labels({"a": 3, "b": 3}) == {"a": "(a) softmax", "b": "(b) SSMax"}
+    uneven = labels({"a": 3, "b": 1})
+    assert uneven == {"a": "(a) softmax, 3 runs", "b": "(b) SSMax, 1 run"}
+    drawn = figures.figure5({"b": [LOSS]}, train_length=128, labels=uneven)
+    assert "(b) SSMax, 1 run" in lines(drawn)
 
 
 def test_every_configuration_has_a_look_of_its_own():

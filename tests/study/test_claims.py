@@ -125,6 +125,18 @@ def test_fading_in_the_heads_is_ours_and_from_the_training_length_on():
     assert found[0].basis == "8 heads, one seed"
 
 
+def test_rules_put_in_after_training_are_compared_where_they_were_measured():
+    found = findings()
+    found.position_losses["qwen_logn"] = found.position_losses["f"]
+    after = [one for one in judge(found, HERE) if "put in after training" in one.text]
+    assert [(one.claim, one.is_ours, one.verdict) for one in after] == [
+        ("C5", True, "supported"), ("C5", True, "supported"),
+    ]  # fmt: skip
+    # 0.3 nats a step: (f) is three from (a), and three from (b).
+    assert [one.effect for one in after] == pytest.approx([-0.9, -0.9])
+    assert "(a) loses less under qwen_logn" in after[0].text
+
+
 @pytest.mark.parametrize(
     ("seeds", "basis"),
     [(1, "12 documents, one seed"), (2, "the hull of 2 seeds"), (3, "3 seeds")],

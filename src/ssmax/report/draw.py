@@ -10,7 +10,7 @@ from ssmax.report.curves import mean_curves, pooled
 from ssmax.report.findings import ByReplica, Findings
 from ssmax.report.page import write_page
 from ssmax.report.payload import payload
-from ssmax.report.style import as_svg, save
+from ssmax.report.style import as_svg, labels, save
 
 FIGURES, PAGE = "figures", "report.html"
 
@@ -29,29 +29,32 @@ def draw(findings: Findings, folder: Path) -> Path:
 def _drawn(findings: Findings) -> list[tuple[str, Any]]:
     tables = {str(replica): table for replica, table in findings.tables.items()}
 
+    def names(found: ByReplica[Any]) -> dict[str, str]:
+        return labels({name: len(by_replica) for name, by_replica in found.items()})
+
     def figure5(losses: ByReplica[PositionLoss]) -> Any:
         runs = {name: list(found.values()) for name, found in losses.items()}
-        return figures.figure5(runs, train_length=findings.train_length)
+        return figures.figure5(runs, train_length=findings.train_length, labels=names(losses))
 
     def fading() -> Any:
         runs = {name: list(found.values()) for name, found in findings.fading.items()}
-        return figures.figure1_in_heads(runs, train_length=findings.train_length)
+        return figures.figure1_in_heads(
+            runs, train_length=findings.train_length, labels=names(findings.fading)
+        )
 
     losses, same_theta = findings.position_losses, findings.same_theta_losses
+    curves, trials = findings.curves, findings.trials
+    papers, scores = findings.papers_needle, findings.scores
     every: list[tuple[str, bool, Callable[[], Any]]] = [
         ("1", True, figures.figure1),
         ("1_in_heads", bool(findings.fading), fading),
         ("2", bool(tables), lambda: figures.figure2(tables)),
         ("3", True, figures.figure3),
-        ("4", bool(findings.curves), lambda: figures.figure4(mean_curves(findings.curves))),
+        ("4", bool(curves), lambda: figures.figure4(mean_curves(curves), labels=names(curves))),
         ("5", bool(losses), lambda: figure5(losses)),
         ("5_same_theta", bool(same_theta), lambda: figure5(same_theta)),
-        ("6", bool(findings.trials), lambda: figures.figure6(pooled(findings.trials))),
-        (
-            "7",
-            bool(findings.papers_needle),
-            lambda: figures.figure7(pooled(findings.papers_needle)),
-        ),
-        ("8", bool(findings.scores), lambda: figures.figure8(pooled(findings.scores))),
+        ("6", bool(trials), lambda: figures.figure6(pooled(trials), labels=names(trials))),
+        ("7", bool(papers), lambda: figures.figure7(pooled(papers), labels=names(papers))),
+        ("8", bool(scores), lambda: figures.figure8(pooled(scores), labels=names(scores))),
     ]
     return [(name, make()) for name, is_measured, make in every if is_measured]

@@ -19,11 +19,16 @@ from ssmax.report.curves import (
 from ssmax.report.fits import fit_table
 from ssmax.report.style import LOOKS, look, new_figure
 
+Labels = Mapping[str, str] | None
+"""What a legend calls configurations, where it is not what it always calls them."""
+
 FIGURE_1_S = 0.43
 """The s of the paper's first figure; not an initial value."""
 FIGURE_3_SIZES = (10, 100, 1000, 10_000)
-MOST_NAMES_WITHIN = 8
+MOST_NAMES_WITHIN = 6
 """Of a legend."""
+WIDTH_OF_NAMES = 2.2
+"""Of a legend beside a drawing, in inches."""
 
 
 def figure1(sizes: Sequence[int] | None = None) -> Any:
@@ -46,7 +51,9 @@ def figure1_output(n: int, factor: float) -> float:
     return softmax_output_of_last(np.append(np.full(n - 1, -2.0), 3.0), factor)
 
 
-def figure1_in_heads(fading: Mapping[str, Sequence[Fading]], *, train_length: int) -> Any:
+def figure1_in_heads(
+    fading: Mapping[str, Sequence[Fading]], *, train_length: int, labels: Labels = None
+) -> Any:
     """C1 in a model: the largest weight of queries that see n keys, mean over heads and runs."""
     figure, axis = new_figure()
     for name, records in fading.items():
@@ -54,7 +61,7 @@ def figure1_in_heads(fading: Mapping[str, Sequence[Fading]], *, train_length: in
         largest = np.mean([record.largest for record in records], axis=(0, 1, 2))
         axis.plot(
             records[0].num_keys, largest, color=style.colour, linestyle=style.dash,
-            label=style.label,
+            label=_label(name, labels),
         )  # fmt: skip
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -116,7 +123,9 @@ def softmax_output_of_last(z: np.ndarray, factor: float) -> float:
     return float(weights[-1] / weights.sum())
 
 
-def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
+def figure4(
+    curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, labels: Labels = None
+) -> Any:
     """C4: learning curves, steps and losses by configuration, smoothed over a fiftieth."""
     figure, axis = new_figure()
     for name, (steps, losses) in curves.items():
@@ -125,7 +134,7 @@ def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
             *smoothed(steps, losses),
             color=style.colour,
             linestyle=style.dash,
-            label=style.label,
+            label=_label(name, labels),
             linewidth=1.2,
         )
     axis.set(xlabel="step", ylabel="training loss")
@@ -133,20 +142,23 @@ def figure4(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]]) -> Any:
     return figure
 
 
-def figure5(losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int) -> Any:
+def figure5(
+    losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int, labels: Labels = None
+) -> Any:
     """C5: loss at every position, the training length marked; means over runs and bins of 1 %."""
     figure, axis = new_figure()
     for name, records in losses.items():
         style = look(name)
         places, bins = by_position(records)
-        axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=style.label)
+        label = _label(name, labels)
+        axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=label)
     _mark_training_length(axis, train_length)
     axis.set(xlabel="position", ylabel="test loss")
     _legend(axis)
     return figure
 
 
-def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Any:
+def figure6(trials: Mapping[str, Sequence[NeedleTrial]], *, labels: Labels = None) -> Any:
     """C6: accuracy by context size and depth, in percent, one map for each configuration."""
     if not trials:
         raise ValueError("figure 6 needs the trials of at least one configuration")
@@ -159,7 +171,7 @@ def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Any:
         axis.imshow(accuracy, vmin=0, vmax=1, cmap="cividis", aspect="auto")
         axis.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], rotation=60, fontsize=7)
         axis.set_yticks(range(len(depths)), [f"{d:.0%}" for d in depths], fontsize=7)
-        axis.set_title(look(name).label, fontsize=9)
+        axis.set_title(_label(name, labels), fontsize=9)
         axis.set(xlabel="context size", ylabel="depth")
         for row in range(len(depths)):
             for column in range(len(lengths)):
@@ -172,7 +184,7 @@ def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Any:
     return figure
 
 
-def figure7(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
+def figure7(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = None) -> Any:
     """C7: the needle scores of the top heads for the paper's needle, the mean over haystacks."""
     figure, axis = new_figure()
     for name, trials in scores.items():
@@ -180,34 +192,38 @@ def figure7(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
         ranked = by_rank(trials)
         places = range(1, len(ranked) + 1)
         axis.plot(places, ranked, color=style.colour, linestyle=style.dash, marker="o",
-                  markersize=3, label=f"{style.label}: {usual_word(trials)}")  # fmt: skip
+                  markersize=3, label=f"{_label(name, labels)}: {usual_word(trials)}")  # fmt: skip
     axis.set(xlabel="head, by rank", ylabel="needle score", ylim=(0, None))
     _legend(axis, fontsize=8)
     return figure
 
 
-def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Any:
-    """C8: the top needle score of every trial, sorted; the marker says what was answered."""
+def figure8(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = None) -> Any:
+    """C8: the top needle score of every trial, sorted; the marker says what was answered.
+
+    By the share of the trials: a configuration of three runs has three times those of one.
+    """
     markers = {"whole number": "o", "first digit": "^", "wrong": "x"}
     figure, axis = new_figure()
     for name, trials in scores.items():
         style = look(name)
         ranked = sorted(trials, key=lambda trial: -top_score(trial))
+        places = [100 * rank / len(ranked) for rank in range(1, len(ranked) + 1)]
         axis.plot(
-            range(1, len(ranked) + 1),
+            places,
             [top_score(trial) for trial in ranked],
             color=style.colour,
             linestyle=style.dash,
-            label=style.label,
+            label=_label(name, labels),
             linewidth=1,
         )
         for word, marker in markers.items():
-            places = [i for i, trial in enumerate(ranked, 1) if said_word(trial) == word]
-            values = [top_score(ranked[place - 1]) for place in places]
-            axis.plot(places, values, marker, color=style.colour, markersize=4, linestyle="none")
+            said = [i for i, trial in enumerate(ranked) if said_word(trial) == word]
+            axis.plot([places[i] for i in said], [top_score(ranked[i]) for i in said], marker,
+                      color=style.colour, markersize=4, linestyle="none")  # fmt: skip
     for word, marker in markers.items():
         axis.plot([], [], marker, color="#555555", linestyle="none", label=word)
-    axis.set(xlabel="trial, by rank", ylabel="top needle score", ylim=(0, None))
+    axis.set(xlabel="trial, by rank, % of all", ylabel="top needle score", ylim=(0, None))
     _legend(axis, fontsize=8)
     return figure
 
@@ -237,6 +253,10 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
     return figure
 
 
+def _label(name: str, labels: Labels) -> str:
+    return (labels or {}).get(name, look(name).label)
+
+
 def _mark_training_length(axis: Any, train_length: int) -> None:
     axis.axvline(train_length, color="#777777", linestyle=":")
     axis.annotate(
@@ -253,5 +273,7 @@ def _mark_training_length(axis: Any, train_length: int) -> None:
 def _legend(axis: Any, **options: Any) -> None:
     """Within the drawing; beside it where there are so many names that they would cover it."""
     if len(axis.get_legend_handles_labels()[1]) > MOST_NAMES_WITHIN:
-        options |= {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        options |= {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
+        # The drawing keeps its width.
+        axis.figure.set_figwidth(axis.figure.get_figwidth() + WIDTH_OF_NAMES)
     axis.legend(frameon=False, **options)

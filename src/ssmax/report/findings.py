@@ -72,6 +72,29 @@ class Findings:
     provenances: list[tuple[str, Provenance]] = field(default_factory=list)
 
     @property
+    def by_configuration(self) -> list[ByReplica[Any]]:
+        """What was measured of every configuration, a kind each."""
+        return [
+            self.curves,
+            self.scales,
+            self.position_losses,
+            self.same_theta_losses,
+            self.trials,
+            self.scores,
+            self.papers_needle,
+            self.fading,
+        ]
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """How many runs of each configuration there are."""
+        found = {
+            name: set[Replica]().union(*(kind.get(name, ()) for kind in self.by_configuration))
+            for name in LOOKS
+        }
+        return {name: len(replicas) for name, replicas in found.items() if replicas}
+
+    @property
     def train_length(self) -> int:
         """Tokens of a training sequence."""
         return self.study["pretraining"]["model"]["train_length"]
@@ -101,6 +124,11 @@ def read_findings(folder: Path) -> Findings:
                 _read_piece(findings, piece, name)
     else:
         _read_piece(findings, folder, values.get("piece", ""))
+    for kind in findings.by_configuration:
+        # Pieces have one configuration each or another: theirs is the paper's order all the same.
+        in_order = sorted(kind.items(), key=lambda one: [*LOOKS, PROBE].index(one[0]))
+        kind.clear()
+        kind.update(in_order)
     if (folder / VERDICTS).is_file():
         findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
     return findings

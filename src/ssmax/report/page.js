@@ -311,10 +311,10 @@ const PLOTS = {
     const { trials, length } = payload.figures[8];
     new Chart(box, {
       title: "Figure 8",
-      x: { label: "trial, by rank", kind: "linear" },
+      x: { label: "trial, by rank, % of all", kind: "linear" },
       y: { label: "top needle score", kind: "linear", zero: true },
       series: byLook(trials, (trial) => ({
-        x: ranks(trial.y),
+        x: ranks(trial.y).map((rank) => (100 * rank) / trial.y.length),
         y: trial.y,
         notes: trial.answers,
         shapes: trial.answers.map((answer) => SHAPES[answer]),

@@ -22,7 +22,7 @@ from ssmax.report.curves import (
 )
 from ssmax.report.findings import ByReplica, Findings
 from ssmax.report.fits import fit_table
-from ssmax.report.style import LOOKS
+from ssmax.report.style import LOOKS, labels
 
 POINTS = 200
 """Of a curve on the page."""
@@ -31,6 +31,7 @@ POINTS = 200
 def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
     """All of the page but its looks; what was not measured is missing."""
     preset = findings.study["preset"]
+    called = labels(findings.runs)
     training = {name: smoothed(*curve) for name, curve in mean_curves(findings.curves).items()}
     figures = {
         "2": _figure2(findings),
@@ -45,7 +46,10 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
         "preset": preset,
         "note": NOTES.get(preset.partition(":")[0], ""),
         "train_length": findings.train_length,
-        "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
+        "looks": {
+            name: dataclasses.asdict(look) | {"label": called.get(name, look.label)}
+            for name, look in LOOKS.items()
+        },
         "claims": claims(findings),
         "figures": {name: figure for name, figure in figures.items() if _has_data(figure)},
         "captions": CAPTIONS,

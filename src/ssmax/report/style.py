@@ -1,5 +1,6 @@
 """How figures look: a colour and a dash for every configuration, safe for the colour-blind."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -39,6 +40,14 @@ LOOKS = {
 def look(configuration: str) -> Look:
     """Of a configuration by its letter; one that is not the paper's gets a grey line."""
     return LOOKS.get(configuration, Look(label=configuration, colour="#777777", dash="-"))
+
+
+def labels(runs: Mapping[str, int]) -> dict[str, str]:
+    """What configurations are called, with their numbers of runs where these are not the same."""
+    found = {name: look(name).label for name in runs}
+    if len(set(runs.values())) < 2:
+        return found
+    return {name: f"{found[name]}, {n} run{'s' * (n > 1)}" for name, n in runs.items()}
 
 
 def new_figure(width: float = 6.4, height: float = 4.0, *, columns: int = 1, rows: int = 1) -> Any:

@@ -110,6 +110,18 @@ def test_only_some_figures(tiny, tmp_path):
     assert done.is_whole and {one.claim for one in done.comparisons} == {"C1", "C3"}
 
 
+def test_to_draw_again_changes_no_verdict_that_is_the_same(tiny, tmp_path, monkeypatch):
+    reproduce(tiny, tmp_path / "s", figures=[1, 3])
+    verdicts = tmp_path / "s" / "verdicts.jsonl"
+    before = verdicts.read_text()
+    monkeypatch.setenv("SSMAX_COMMIT", "another")
+    report(tmp_path / "s")
+    assert verdicts.read_text() == before
+    verdicts.write_text("".join(before.splitlines(keepends=True)[:-1]))
+    report(tmp_path / "s")
+    assert '"another"' in verdicts.read_text()
+
+
 def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
     real = reproduction.worker_command
 

@@ -154,8 +154,12 @@ def report(folder: Path) -> tuple[list[Comparison], Path]:
     """Judge and draw what a study's folder holds."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
-    findings.comparisons = judge(findings, provenance)
-    write_whole(folder / VERDICTS, "".join(map(to_json_line, findings.comparisons)))
+    judged = judge(findings, provenance)
+    before = [dataclasses.replace(one, provenance=provenance) for one in findings.comparisons]
+    # What comes out as it was keeps the commit and the date that it first came out at.
+    if before != judged:
+        write_whole(folder / VERDICTS, "".join(map(to_json_line, judged)))
+        findings.comparisons = judged
     return findings.comparisons, draw(findings, folder)
 
 

@@ -43,6 +43,9 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     for name, findings in sorted(results.items()):
         made[f"{name} numbers"] = numbers(findings)
         made[f"{name} needles"] = needles(findings, lambda trial: trial.is_whole)
+        made[f"{name} all digits"] = needles(
+            findings, lambda trial: trial.digits_right == len(trial.number)
+        )
         made[f"{name} first digits"] = needles(findings, lambda trial: trial.first_digit)
         made[f"{name} heads"] = heads(findings)
         made[f"{name} probe"] = probe(findings)

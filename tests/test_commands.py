@@ -213,7 +213,7 @@ BROUGHT_ALONG = {
     r"runs/(\w+)-([ab])(-qa)?": write_run,
     r"texts": write_texts,
     r"tokens|windows": typed("ssmax data prepare texts {path} --tokenizer gpt2"),
-    r"train-v2\.0\.json": write_questions,
+    r"train-v2\.0\.json|squad-part\.json": write_questions,
 }
 """What a reader has before the page begins, by its name, and how it comes about."""
 

@@ -17,6 +17,7 @@ from ssmax.study import conductor, reproduction
 from ssmax.study.conductor import Conductor
 from ssmax.study.pieces import pack
 from ssmax.study.plan import plan
+from ssmax.study.presets import gpu
 from ssmax.study.reproduction import read_study, report, reproduce
 from ssmax.train import configured
 
@@ -108,6 +109,23 @@ def test_records_are_brought_out_after_every_job(tiny, tokens, tmp_path, monkeyp
 def test_only_some_figures(tiny, tmp_path):
     done = reproduce(tiny, tmp_path / "s", figures=[1, 3])
     assert done.is_whole and {one.claim for one in done.comparisons} == {"C1", "C3"}
+
+
+def test_a_preset_for_gpus_is_not_begun_on_a_cpu_that_nobody_named(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert not reproduce(gpu(), tmp_path / "s", dry_run=True).is_whole
+    assert "'embedded', not prepared yet; --data takes another" in capfd.readouterr().out
+    with pytest.raises(ValueError, match=r"gpu preset is made for a GPU.*--device cpu"):
+        reproduce(gpu(), tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_plan_says_how_far_the_text_reaches(tiny, tokens, tmp_path, capfd):
+    longer = dataclasses.replace(tiny, loss_documents=10_000)
+    reproduce(longer, tmp_path / "s", data=tokens, dry_run=True)
+    out = capfd.readouterr().out
+    assert re.search(r"text to learn from +[\d,]+ tokens, [\d.]+ times over in a pretraining", out)
+    assert re.search(r"text to measure on +about \d+ rows of [\d,]+ tokens, not 10000; --test", out)
 
 
 def test_to_draw_again_changes_no_verdict_that_is_the_same(tiny, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ HEADLINES = (
     "(b) learns below (a)",
     "beyond the training length (b) loses less than (a)",
     "beyond the training length (b) finds more numbers than (a)",
+    "(b)'s top heads weigh the paper's needle more than (a)'s",
     "the top needle score of (b) is above that of (a)",
     "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )

@@ -21,6 +21,7 @@ from ssmax.study.pieces import check_archive, check_piece, identity, pack
 from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
+from ssmax.train.recipes import refuse_cpu
 from ssmax.train.watch import clock
 
 COMPUTED = {1, 3}
@@ -99,9 +100,11 @@ def reproduce(
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)
-    _say_plan(study, folder, jobs, left, many, makespan(study, left, many), minutes)
+    _say_plan(study, folder, jobs, left, many, makespan(study, left, many), minutes, origin)
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
+    if left:
+        refuse_cpu(study.pretraining.run.recipe, device)
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // many) if study.workers_per_core else 0
 
@@ -268,6 +271,27 @@ def _write(
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 
 
+def _say_texts(study: Study, origin: Origin) -> None:
+    """What is learnt from and measured on, and how far it reaches."""
+    run = study.pretraining.run
+    needed = run.steps * run.batch_size * study.train_length
+    try:
+        have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
+        words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
+    except ValueError:
+        words = f"{study.source!r}, not prepared yet; --data takes another"
+    print(f"  {'text to learn from':28} {words}")
+    is_for_tests = origin.test != origin.data
+    with suppress(ValueError):
+        side = ShardSet.open(text_to_measure(Path(origin.test), is_for_tests=is_for_tests))
+        rows = side.num_tokens // study.loss_length
+        if rows < study.loss_documents:
+            print(
+                f"  {'text to measure on':28} about {rows} rows of {study.loss_length:,} tokens, "
+                f"not {study.loss_documents}; --test takes another"
+            )
+
+
 def _without_data(jobs: Sequence[Job]) -> list[Job]:
     return [
         dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
@@ -284,6 +308,7 @@ def _say_plan(
     workers: int,
     seconds: float,
     minutes: float | None,
+    origin: Origin,
 ) -> None:
     print(f"study {study.preset!r} in {folder}")
     for kind, words in (
@@ -302,6 +327,7 @@ def _say_plan(
                 f"  {words:28} {len(these):3} jobs, {open_} left{each}{'  ' + runs if runs else ''}"
             )
     if left:
+        _say_texts(study, origin)
         side = f", {workers} side by side" if workers > 1 else ""
         print(
             f"about {clock(seconds)} for {len(left)} jobs{side}, measured on {study.measured_on}; "

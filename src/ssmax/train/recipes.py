@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ssmax.lm import LMConfig
 from ssmax.train.config import (
     DataConfig,
@@ -124,6 +126,15 @@ DEFAULT_TEXT = {
     "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),
 }
 """Source and tokenizer of a recipe that is given no text."""
+
+
+def refuse_cpu(recipe: str, device: str | None) -> None:
+    """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
+    if recipe != "quick" and device is None and not torch.cuda.is_available():
+        raise ValueError(
+            f"the {recipe} preset is made for a GPU, and torch finds none here; take the quick "
+            "preset, or --device cpu for the CPU all the same"
+        )
 
 
 def finetuning_of(

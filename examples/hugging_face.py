@@ -1,15 +1,21 @@
-"""A Hugging Face model to try things on, without a download: a run of the package as one.
+"""What the Hugging Face examples share; those scripts need this file beside them.
 
-Softmax becomes Llama, SSMax stock Ministral 3. Any model of yours goes in its place.
+Models to try things on without a download (softmax becomes Llama, SSMax stock Ministral 3; any
+model of yours goes in their place), how a model is loaded, and a text to measure it with.
 """
 
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
 import transformers
+from torch import Tensor
 
-from ssmax.data import load_tokenizer
-from ssmax.data.embedded import embedded_documents
+from ssmax.data import ShardSet, load_tokenizer, prepare
 from ssmax.data.tokenizer import Tokenizer
+from ssmax.hf.subject import load_causal
 from ssmax.lm import to_llama_weights
 from ssmax.serve import export
 from ssmax.study.hf_measurement import hf_tokenizer
@@ -37,16 +43,54 @@ def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:
     return folder
 
 
+def load(source: str | Path) -> Any:
+    """A model from a folder or the Hub, a converted one with its s.
+
+    Transformers' own AutoModel has no place for s, and would give softmax.
+    """
+    return load_causal(source)
+
+
+def is_converted(model: Any) -> bool:
+    """True where a loaded model brought its s along."""
+    return hasattr(model.config, "ssmax")
+
+
 def tokenizer_of(source: str | Path) -> Tokenizer:
     """That of a folder, or of a name on the Hub."""
     return load_tokenizer(hf_tokenizer(str(source)))
 
 
-def text_tokens(encode, count: int) -> list[int]:
-    """So many tokens of Python's own sources, as a tokenizer cuts them."""
+def text_tokens(encode: Callable[[str], list[int]], side: str, count: int) -> list[int]:
+    """At most so many tokens of Python's own sources, as a tokenizer cuts them.
+
+    The side "train" is what the package's models were trained on; "validation" they never saw.
+    """
     tokens: list[int] = []
-    for document in embedded_documents():
-        tokens += encode(document.text)
-        if len(tokens) >= count:
-            return tokens[:count]
-    raise ValueError(f"the text ends after {len(tokens):,} tokens; ask for fewer than {count:,}")
+    with tempfile.TemporaryDirectory() as folder:
+        # A text's hash decides its side, whatever the tokenizer; bytes are the quickest.
+        prepare("embedded", folder, tokenizer="bytes", workers=1)
+        shards, as_bytes = ShardSet.open(Path(folder, side)), load_tokenizer("bytes")
+        for number in range(shards.num_documents):
+            if len(tokens) < count:
+                tokens += encode(as_bytes.decode(shards.document(number).tolist()))
+    return tokens[:count]
+
+
+def text_rows(encode: Callable[[str], list[int]], side: str, *, length: int, count: int) -> Tensor:
+    """Rows of so many tokens, at most `count` of them: fewer where the text ends."""
+    tokens = text_tokens(encode, side, count * length)
+    if len(tokens) < length:
+        raise ValueError(
+            f"the {side} text has {len(tokens):,} tokens, too few for a row of {length:,}; "
+            "ask for a shorter --length"
+        )
+    return torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)
+
+
+def run(main: Callable[[], None]) -> None:
+    """A script, whose mistakes of the caller's are one line and no traceback."""
+    try:
+        main()
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None

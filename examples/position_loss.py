@@ -4,18 +4,19 @@
     python examples/position_loss.py MODEL --train-length 1024 --length 4096
 
 Nothing is trained: `clamp` leaves the model as it is up to the training length and sharpens its
-attention beyond. The figure goes to position_loss.svg.
+attention beyond. A MODEL that is converted already is measured without its s and with it. The
+figure goes to position_loss.svg.
 """
 
 import argparse
+import itertools
 import tempfile
 from pathlib import Path
 
 import numpy as np
-import transformers
 
 import ssmax.hf
-from hugging_face import text_tokens, tokenizer_of, write_model
+from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
 from ssmax.eval import measure_position_loss
 from ssmax.records import Provenance
 from ssmax.report.figures import figure5
@@ -23,17 +24,18 @@ from ssmax.report.style import as_svg
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", help="by default tiny-a, as Llama")
     parser.add_argument("--train-length", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--documents", type=int, default=32)
+    parser.add_argument("--documents", type=int, default=32, help="at most; fewer if text ends")
     asked = parser.parse_args()
     source = asked.model or write_model("tiny-a", Path(tempfile.mkdtemp()) / "tiny-a", theta=1.6e5)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    model = load(source)
     encode = tokenizer_of(source).encode
-    tokens = text_tokens(encode, asked.documents * (asked.length + 1))
-    rows = np.array(tokens).reshape(asked.documents, -1)
+    rows = text_rows(encode, "validation", length=asked.length + 1, count=asked.documents)
 
     def measured(name: str):
         here = Provenance.here(config=vars(asked), device="cpu", seed=0)
@@ -41,11 +43,14 @@ def main() -> None:
             ssmax.hf.CausalSubject(model), rows, run=name, provenance=here, batch=8
         )
 
-    before = measured("before")
-    ssmax.hf.convert(model, init="clamp", train_length=asked.train_length)
+    if not is_converted(model):
+        ssmax.hf.convert(model, init="clamp", train_length=asked.train_length)
     after = measured("after")
+    ssmax.hf.revert(model)
+    before = measured("before")
+    print(f"{before.count} documents")
     print("positions        before   after")
-    for index, (start, stop) in enumerate(zip(before.edges, before.edges[1:], strict=False)):
+    for index, (start, stop) in enumerate(itertools.pairwise(before.edges)):
         losses = (np.mean([row[index] for row in record.binned]) for record in (before, after))
         print(f"{start:6} to {stop:5}  {'  '.join(f'{loss:7.4f}' for loss in losses)}")
     figure = figure5({"before": [before], "after": [after]}, train_length=asked.train_length)
@@ -54,4 +59,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -3,8 +3,9 @@
     python examples/train_only_s.py                     # a small Llama that comes with the package
     python examples/train_only_s.py MODEL --length 2048 # yours: a folder, or a name on the Hub
 
-A few numbers learn, at four times the length that the model was trained at; all else stays.
-It prints the loss of text that s has not seen, before and after; s and b go to the folder adapter.
+A few numbers learn, at four times the length that the model was trained at; all else stays. A MODEL
+that is converted already goes on with its own. It prints the loss of text that neither s nor the
+small models have seen, before and after; s and b go to the folder adapter.
 """
 
 import argparse
@@ -12,19 +13,21 @@ import tempfile
 from pathlib import Path
 
 import torch
-import transformers
 
 import ssmax.hf
-from hugging_face import text_tokens, tokenizer_of, write_model
+from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
 
 
 def loss_of(model, rows) -> float:
-    with torch.no_grad():
-        return sum(model(row[None], labels=row[None]).loss.item() for row in rows) / len(rows)
+    """The mean of all rows; a row longer than the model's positions is refused."""
+    subject = ssmax.hf.CausalSubject(model)
+    return torch.cat([subject.losses(row[None]) for row in rows]).mean().item()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", help="by default tiny-a, as Llama")
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)
@@ -32,17 +35,25 @@ def main() -> None:
     asked = parser.parse_args()
     source = asked.model or write_model("tiny-a", Path(tempfile.mkdtemp()) / "tiny-a", theta=1.6e5)
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(source)
-    tokens = text_tokens(tokenizer_of(source).encode, 200 * asked.length)
-    seen, held_out = torch.tensor(tokens).view(200, -1).split([160, 40])
+    model = load(source)
+    encode = tokenizer_of(source).encode
+    seen = text_rows(encode, "train", length=asked.length, count=160)
+    held_out = text_rows(encode, "validation", length=asked.length, count=40)
     before = loss_of(model, held_out)
 
-    ssmax.hf.convert(model)  # s = 0, b = 1: the same model, until it is trained
+    if not is_converted(model):
+        ssmax.hf.convert(model)  # s = 0, b = 1: the same model, until it is trained
     ssmax.hf.verify(model)
     ssmax.hf.freeze_all_but_ssmax(model)
-    learning = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.Adam(learning, lr=0.01)
-    print(f"{sum(weight.numel() for weight in learning)} numbers learn; loss before {before:.4f}")
+    groups = ssmax.hf.param_groups(model, lr=0.0, ssmax_lr=1e-3)  # nothing is left for lr
+    if not groups:
+        raise ValueError(
+            f"{source} is converted by the rule {model.config.ssmax['rule']!r}, of which nothing "
+            "learns; give the model that it was made of"
+        )
+    optimizer = torch.optim.AdamW(groups)
+    learning = sum(weight.numel() for group in groups for weight in group["params"])
+    print(f"{learning} numbers learn; loss before {before:.4f}")
     for step in range(asked.steps):
         batch = seen[torch.randint(len(seen), (4,))]
         loss = model(batch, labels=batch).loss
@@ -54,10 +65,12 @@ def main() -> None:
     print(f"loss after {loss_of(model, held_out):.4f}")
 
     ssmax.hf.save(model, asked.out)
-    again = ssmax.hf.load(transformers.AutoModelForCausalLM.from_pretrained(source), asked.out)
+    base = load(source)
+    # An adapter is for softmax.
+    again = ssmax.hf.load(ssmax.hf.revert(base) if is_converted(base) else base, asked.out)
     same = torch.equal(again(held_out[:1]).logits, model(held_out[:1]).logits)
     print(f"{asked.out}: loaded onto the base again, {'the same' if same else 'another'} model")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

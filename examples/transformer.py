@@ -76,7 +76,9 @@ def loss_of(model, text, starts, length):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
     raw = "".join(document.text for document in embedded_documents()).encode()[: 1 << 21]

@@ -1,6 +1,9 @@
 """What stands at the door: light imports, and one clear error for each wrong input."""
 
+import dataclasses
+import inspect
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,8 @@ import torch
 import ssmax
 from ssmax import nn
 from ssmax.ops.visible import visibility
+from ssmax.train import TrainConfig
+from ssmax.train.converted import ConvertedTrainConfig
 
 T, S, H, G, D = 6, 6, 4, 2, 8
 
@@ -95,6 +100,7 @@ BAD = {
     "grouped unasked": (lambda: attend(k=heads(G)), "pass enable_gqa=True"),
     # attention: s and bias
     "s per key head": (lambda: attend(k=heads(G), s=torch.ones(G), enable_gqa=True), r"expected \(4,\), got \(2,\).*count query heads, not key heads"),
+    "tokens before heads": (lambda: attend(q=heads().transpose(1, 2), k=heads().transpose(1, 2), s=torch.ones(H)), r"expected \(6,\), got \(4,\).*is q \(batch, heads, tokens, width\)\?"),
     "s of rank 2": (lambda: attend(s=torch.ones(H, 1)), r"one value per query head.*got \(4, 1\)"),
     "s a string": (lambda: attend(s="0.43"), "s must be a number or a tensor"),
     "s of integers": (lambda: attend(s=torch.ones(H, dtype=torch.long)), "s must be floating point"),
@@ -270,6 +276,17 @@ def test_positions_may_leave_out_what_a_cache_has_dropped_and_padding_is_free():
     assert visible(positions=padded, key_padding_mask=keep).tolist() == [[1, 1, 1, 1, 2, 3]]
     with pytest.raises(ValueError, match="got 1 after 1"):
         visible(positions=padded)
+
+
+def test_every_setting_of_a_run_is_in_the_reference_and_says_what_it_is():
+    text = (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    for config in (TrainConfig, ConvertedTrainConfig):
+        for room in dataclasses.fields(config):
+            kind = type(room.default_factory())
+            assert f"\n::: {kind.__module__}.{kind.__name__}\n" in text, room.name
+            source = inspect.getsource(kind)
+            for field in dataclasses.fields(kind):
+                assert re.search(rf'^    {field.name}: .+\n    """', source, re.M), field.name
 
 
 def test_rooms_that_the_api_lists_are_there():

@@ -12,6 +12,11 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         if missing.name != module.split(".")[0]:
             raise
         raise ImportError(
-            f"{purpose} needs the package {module!r}, which is not installed; "
-            f"install it with: pip install 'ssmax[{extra}]'"
+            f"{purpose} needs the package {module!r}, which is not installed; it comes with the "
+            f"extra {extra!r}: {how_to_install(extra)}"
         ) from missing
+
+
+def how_to_install(extra: str) -> str:
+    """The command for an extra, of a release and of a checkout."""
+    return f"pip install 'ssmax[{extra}]', or '.[{extra}]' in a checkout"

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import typer.main
 import ssmax
 from ssmax.cli import app
 
+DOCS = Path(__file__).parents[2] / "docs"
 SHORT = [
     "--set", "run.steps=3", "--set", "run.batch_size=2", "--set", "run.micro_batch=2",
     "--set", "data.validation_windows=2",
@@ -162,8 +165,10 @@ BAD = [
     ("pretrain --resume", "runs/quick-b is no run"),
     ("pretrain --resume --name x", "leave --resume out to begin one"),
     ("finetune nowhere", "nowhere is no run"),
+    ("finetune tiny-c", "or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package"),
     ("finetune", "RUN"),
     ("generate nowhere hello", "nowhere is no run"),
+    ("generate tiny-c hello", "or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with"),
     ("generate", "RUN"),
     ("data prepare nowhere tokens2", "there is no file or folder 'nowhere'"),
     ("data prepare texts tokens --tokenizer gpt2", "holds another preparation"),
@@ -189,6 +194,7 @@ BAD = [
     ("report nowhere", "nowhere is no study"),
     ("report texts", "texts is no study"),
     ("evaluate needle texts", "texts is no run"),
+    ("evaluate needle gpt2", "for a Hugging Face model: --hf gpt2"),
     ("convert tiny-b out", "ssmax export tiny-b OUT --to hf makes a Hugging Face model of it"),
     ("bench --heads 3 --key-heads 2", "--heads must be a multiple of --key-heads"),
     ("bench --dtype int8", "--dtype must be one of"),
@@ -376,6 +382,25 @@ def test_a_run_is_measured(home, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_numbers_have_the_digits_that_a_run_was_fine_tuned_on(home, capsys):
+    app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
+    assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0
+    for questions, digits in (("hidden", 4), ("invented+hidden:3", 3), ("invented", 7)):
+        name = ["--name", f"of-{digits}"]
+        typed = ["finetune", "runs/quick-b", "--questions", questions, *name, *SHORT]
+        assert app.run(typed) == 0
+        capsys.readouterr()
+        measured = f"runs/of-{digits} --length 150 --trials 1 --results of-{digits}"
+        assert app.run(["evaluate", "needle", "--depths", "1", *measured.split()]) == 0
+        why = "" if digits == 7 else ", as the run was fine-tuned on"
+        assert f"numbers of {digits} digits{why}; --digits" in capsys.readouterr().out
+        # A script reads the result alone; who asks for others gets them.
+        for given, expected in ([], digits), (["--digits", "2"], 2):
+            assert app.run(["evaluate", "needle-score", *measured.split(), *given, "--json"]) == 0
+            (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+            assert len(line["number"]) == expected
+
+
 def test_a_plan_is_shown_before_anything_is_done(home, capsys):
     typed = "reproduce --dry-run --configs a,b --only figure5"
     assert app.run(typed.split()) == 0
@@ -402,6 +427,38 @@ def test_the_doctor_looks_at_everything(home, capsys):
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert {"python", "torch", "triton", "disk", "extra lab"} <= set(checks)
     assert checks["torch"]["state"] == "fine"
+
+
+def test_what_installs_an_extra_is_right_for_a_release_and_for_a_checkout(monkeypatch):
+    from ssmax._extras import require
+    from ssmax.cli import doctor
+
+    hint = "pip install 'ssmax[serve]', or '.[serve]' in a checkout"
+    with pytest.raises(ImportError) as raised:
+        require("no_such_package", extra="serve", purpose="ssmax serve")
+    assert str(raised.value).endswith(f"it comes with the extra 'serve': {hint}")
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: False)
+    assert hint in {check.advice for check in doctor.examine()}
+
+
+def test_every_command_is_on_the_page_of_the_command_line():
+    text = (DOCS / "command-line.md").read_text()
+    listed = re.findall(
+        r"^\| `ssmax ([\w -]+?)(?: [A-Z.]+)*` \| .+ \| \[.+\]\(.+\) \|$", text, re.M
+    )
+    commands = {path: command for path, command in verbs() if not hasattr(command, "commands")}
+    assert sorted(listed) == sorted(map(" ".join, commands))
+    for path, command in commands.items():
+        (line,) = re.findall(rf"^\| `ssmax {' '.join(path)}[ `].*", text, re.M)
+        known = {name for parameter in command.params for name in parameter.opts}
+        assert set(re.findall(r"`(--[\w-]+)", line)) <= known, path
+
+
+def test_every_extra_is_in_the_table_of_the_quick_start():
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())["project"]
+    text = (DOCS / "quickstart.md").read_text().split("## Extras")[1]
+    listed = re.findall(r"^\| `(\w+)` \|", text, re.M)
+    assert listed == list(project["optional-dependencies"])
 
 
 def test_a_part_that_is_broken_does_not_hide_the_others(monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """`ssmax export` from the command line: a run or a converted model in, a checked form out."""
 
 import json
+import re
 
+import peft
 import pytest
 import torch
 import transformers
@@ -86,6 +88,40 @@ def test_a_converted_model_keeps_its_dtype_where_the_form_has_one(tmp_path, caps
         assert app.run(["export", str(tmp_path / "model"), str(tmp_path / to), "--to", to,
                         "--check-tokens", "100"]) == 0, capsys.readouterr().err  # fmt: skip
     assert "bfloat16" in (tmp_path / "ministral" / "config.json").read_text()
+
+
+def write_adapter(folder):
+    ssmax.hf.save(ssmax.hf.convert(build("llama")), folder)
+
+
+def write_peft_adapter(folder):
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["ssmax"])
+    peft.get_peft_model(ssmax.hf.convert(build("llama")), config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("write", "base", "says"),
+    [
+        (write_adapter, lambda: build("llama"), "an adapter, s and b without the model"),
+        (write_peft_adapter, lambda: ssmax.hf.convert(build("llama")), "PEFT's adapter without"),
+    ],
+    ids=["ssmax", "peft"],
+)
+def test_an_adapter_is_called_one_and_its_advice_makes_a_model(
+    write, base, says, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    write("adapter")
+    out = ["out", "--to", "torch-export", "--check-tokens", "20"]
+    for typed in (["export", "adapter", *out], ["serve", "adapter", "--port", "0"]):
+        capsys.readouterr()
+        assert app.run(typed) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"adapter holds {says}" in said
+    advice = re.search(r"; (\S+\(base, 'adapter'\)\S+\(OUT\)) makes a whole model", said)[1]
+    names = {"ssmax": ssmax, "PeftModel": peft.PeftModel, "base": base(), "OUT": "whole"}
+    eval(advice, names)
+    assert app.run(["export", "whole", *out]) == 0
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"model_type": "llama"}', "{}"])

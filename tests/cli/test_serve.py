@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -153,15 +155,53 @@ def _words() -> str:
     return words.to_str()
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"), [("runs/one-tuned/model", "one-tuned"), ("model", "model")]
+)
+def test_what_was_tuned_is_called_by_its_run(folder, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "one-tuned")
+    shutil.rmtree("runs/one-tuned/model")
+    exported("hf")(tmp_path / folder)
+    monkeypatch.setattr("uvicorn.Server.run", lambda server, sockets: None)
+    capsys.readouterr()
+    assert app.run(["serve", folder, "--port", "0", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith(f"{name}: http://127.0.0.1:")
+
+
+def started(folder, **variables):
+    command = [sys.executable, "-m", "ssmax", "serve", str(folder), "--port", "0",
+               "--device", "cpu"]  # fmt: skip
+    return subprocess.Popen(
+        command, env={**os.environ, **variables}, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_the_clients_of_the_page_are_answered(tmp_path):
+    """As they stand there, but for the port."""
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+    (client,) = re.findall(r"```text\n(from openai import .*?)```", page, re.DOTALL)
+    (curl,) = re.findall(r"```text\n(curl .*?)```", page, re.DOTALL)
+    write_run(tmp_path / "quick-b")
+    with started(tmp_path / "quick-b") as server:
+        try:
+            address = server.stdout.readline().split(": ")[1].strip().removesuffix("/v1")
+            commands = [[sys.executable, "-c", client], ["bash", "-c", curl]]
+            for command in commands if shutil.which("curl") else commands[:1]:
+                assert command[-1].count("http://127.0.0.1:8000/v1") == 1
+                command[-1] = command[-1].replace("http://127.0.0.1:8000", address)
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+                assert done.stdout.strip() and "error" not in done.stdout
+        finally:
+            server.kill()
+
+
 def test_a_process_drains_and_ends(tmp_path):
     write_run(tmp_path / "it")
-    command = [sys.executable, "-m", "ssmax", "serve", str(tmp_path / "it"), "--port", "0",
-               "--device", "cpu"]  # fmt: skip
     told = []
-    with subprocess.Popen(
-        command, env={**os.environ, "SSMAX_API_KEY": "secret"}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as server:  # fmt: skip
+    with started(tmp_path / "it", SSMAX_API_KEY="secret") as server:
         try:
             address = re.fullmatch(r"it: (http://127\.0\.0\.1:\d+/v1)\n", server.stdout.readline())
             with openai.OpenAI(base_url=address[1], api_key="secret") as client:

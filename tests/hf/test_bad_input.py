@@ -120,6 +120,13 @@ def nan_by_another_name(folder):
     return folder
 
 
+def of_another_rule(folder, file="config.json"):
+    """One of somebody's own, which was registered elsewhere."""
+    text = (folder / file).read_text()
+    (folder / file).write_text(text.replace('"ssmax_bias"', '"loglog"'))
+    return folder
+
+
 def shallower(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
@@ -242,7 +249,24 @@ BAD = {
     ),
     "an adapter for no model": (
         lambda m, folder: ssmax.hf.load("gpt2", adapter_of(m, folder)),
-        "takes a model of Transformers, got str",
+        r"ssmax.hf.load\(model, folder\) takes a model .*got str, then PosixPath",
+    ),
+    "an adapter before its model": (
+        lambda m, folder: ssmax.hf.load("adapter", m),
+        r"ssmax.hf.load\(model, folder\) .* then a folder; got str, then LlamaForCausalLM",
+    ),
+    "an s of another name for no model": (
+        lambda m, folder: ssmax.hf.adopt("gpt2", folder), r"ssmax.hf.adopt\(model, folder\)",
+    ),
+    "a checkpoint of a rule that is not known": (
+        lambda m, folder: ssmax.hf.from_pretrained(of_another_rule(whole_of(m, folder))),
+        "converted with the rule 'loglog', which is not known here: register it in ssmax.nn.RULES",
+    ),
+    "an adapter of a rule that is not known": (
+        lambda m, folder: ssmax.hf.load(
+            build("llama"), of_another_rule(adapter_of(m, folder), "ssmax.json")
+        ),
+        "converted with the rule 'loglog', which is not known here: register it in ssmax.nn.RULES",
     ),
     "an adapter for a converted model": (
         lambda m, folder: ssmax.hf.load(ssmax.hf.convert(m), adapter_of(build("llama"), folder)),

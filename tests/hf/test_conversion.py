@@ -8,16 +8,18 @@ import sys
 import threading
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers as tf
-from tiny_models import BART, CAUSAL, GPT2, OTHERS, build, inputs_of, randomise, tokens_of
+from tiny_models import BART, CAUSAL, GPT2, OTHERS, SHARED, build, inputs_of, randomise, tokens_of
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import audited, watched
+from ssmax.hf.own_scales import own_scale
 from ssmax.nn import RULES
 
 EVERY = [*CAUSAL, *OTHERS]
@@ -226,12 +228,104 @@ def test_which_layers():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", ["temperature", "polylog", "probe", "softmax"])
+@pytest.mark.parametrize("rule", [name for name in RULES if RULES[name].starts_as_softmax])
 def test_rules_that_start_as_softmax(rule):
     model = build("llama")
     before = model(input_ids=tokens_of()).logits
     ssmax.hf.convert(model, rule=rule, train_length=64)
     torch.testing.assert_close(model(input_ids=tokens_of()).logits, before, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["qwen_logn", "yarn", "llama4", "ministral3"])
+def test_rules_that_are_softmax_up_to_a_length_take_identity(rule, tmp_path):
+    before = build("llama")(tokens_of()).logits
+    model = ssmax.hf.convert(build("llama"), rule=rule, train_length=4)
+    wanted = model(tokens_of()).logits
+    assert torch.equal(wanted[:, :3], before[:, :3])
+    assert not torch.allclose(wanted[:, 5:], before[:, 5:], atol=1e-4)
+    assert ssmax.hf.verify(model).layers == 2
+    model.save_pretrained(tmp_path / "whole")
+    ssmax.hf.save(model, tmp_path / "adapter")
+    for each in (
+        ssmax.hf.from_pretrained(tmp_path / "whole"),
+        ssmax.hf.load(build("llama"), tmp_path / "adapter"),
+    ):
+        assert Conversion.of(each) == Conversion.of(model)
+        assert torch.equal(each.eval()(tokens_of()).logits, wanted)
+
+
+def test_a_length_that_nobody_gave_is_not_shown(tmp_path):
+    shown = "(ssmax): HookedScale(4, rule='ssmax_bias')"
+    model = ssmax.hf.convert(build("llama"))
+    model.save_pretrained(tmp_path)
+    assert shown in str(model) and shown in str(ssmax.hf.from_pretrained(tmp_path))
+    assert "train_length=8" in str(ssmax.hf.convert(build("llama"), train_length=8))
+    # Whoever makes weights on no device and fills them later asks for first values in between.
+    model.model.layers[0].self_attn.ssmax.reset_parameters()
+
+
+LLAMA4 = {
+    "hidden_size": 32, "intermediate_size": 48, "intermediate_size_mlp": 48, "vocab_size": 99,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "num_local_experts": 2, "no_rope_layers": [1, 0], "attention_chunk_size": 4, "floor_scale": 4,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 1e4, "original_max_position_embeddings": 4}
+
+
+def llama4(**options):
+    return tf.Llama4ForCausalLM(tf.Llama4TextConfig(**LLAMA4, **options))
+
+
+def ministral3(beta):
+    rope = {**ROPE, "llama_4_scaling_beta": beta}
+    return tf.Ministral3ForCausalLM(tf.Ministral3Config(**SHARED, rope_parameters=rope, head_dim=8))
+
+
+@pytest.mark.parametrize(
+    ("scaled", "plain", "message"),
+    [
+        (
+            llama4, lambda: llama4(attn_temperature_tuning=False),
+            r"model.layers.1.self_attn: .* by 1 \+ 0.1 log\(1 \+ floor\(\(position \+ 1\) "
+            r"/ 4\)\) .*attn_temperature_tuning=False",
+        ),
+        (
+            lambda: ministral3(0.3), lambda: ministral3(0.0),
+            r"0.self_attn, model.layers.1.self_attn: .* by 1 \+ 0.3 log\(1 \+ floor"
+            r"\(position / 4\)\) .*\['llama_4_scaling_beta'\] = 0.0",
+        ),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_a_model_that_scales_its_queries_already_is_told_of(scaled, plain, message):
+    with pytest.warns(UserWarning, match=message) as told:
+        model = ssmax.hf.convert(scaled())
+    assert len(told) == 1 and told[0].filename == __file__
+    assert ssmax.hf.verify(model).layers == len(Conversion.of(model).layers)
+    # What turns it off turns it off: there SSMax is alone, and nothing is told.
+    model.load_state_dict(ssmax.hf.convert(alone := plain()).state_dict())
+    far = tokens_of(1, 12)
+    assert not torch.equal(model.eval()(far).logits, alone.eval()(far).logits)
+
+
+def test_beams_layers_without_rotation_are_told_of():
+    """Made by hand: the family needs a Transformers of its own time."""
+
+    class BeamAttention(torch.nn.Module):
+        config = SimpleNamespace(
+            layer_types=["sliding", "full"], rope_parameters={"sliding": {}, "full": None}
+        )
+
+        def __init__(self, layer_idx):
+            super().__init__()
+            self.layer_idx = layer_idx
+
+        def forward(self, attention_scaling=None):
+            raise NotImplementedError
+
+    assert own_scale(BeamAttention(0)) is None
+    assert "2048" in own_scale(BeamAttention(1))[0]
 
 
 @torch.no_grad()

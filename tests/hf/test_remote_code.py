@@ -16,6 +16,7 @@ from tiny_models import build, randomise, tokens_of
 import ssmax.hf
 from ssmax.hf.bundle import Symbol, bundle
 from ssmax.hf.hook import install
+from ssmax.nn import RULES, Rule
 
 
 @pytest.fixture(autouse=True)
@@ -257,7 +258,7 @@ def test_the_package_does_not_pretend_to_reach_a_model_of_remote_code(tmp_path):
     assert [group["lr"] for group in groups] == [1e-3] and len(groups[0]["params"]) == 4
 
 
-def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
+def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="not converted"):
         ssmax.hf.save_remote_code(build("llama"), tmp_path)
 
@@ -270,6 +271,13 @@ def test_what_cannot_be_saved_as_remote_code_is_refused(tmp_path):
     inner = ssmax.hf.convert(families.build("causal", "mllama"))
     with pytest.raises(ValueError, match="no Auto class .* to MllamaForCausalLM"):
         ssmax.hf.save_remote_code(inner, tmp_path)
+    own = Rule(lambda m, n: m.scale[:, None] * n.log1p().unsqueeze(-2), {"scale": lambda _: 1.0})
+    # One of somebody's own, and another by a name that the file has too.
+    for name in ("log1p", "temperature"):
+        monkeypatch.setitem(RULES, name, own)
+        model = ssmax.hf.convert(build("llama"), rule=name, init="paper")
+        with pytest.raises(ValueError, match=f"rule '{name}' is not this package's own"):
+            ssmax.hf.save_remote_code(model, tmp_path)
     assert not [*tmp_path.iterdir()]
 
 

@@ -359,6 +359,13 @@ def test_the_command_line_converts(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["learnt"] == 8 and told["layers"] == 2
     ssmax.hf.load(build("llama"), tmp_path / "adapter")
+    # A rule that learns nothing and is softmax up to its length needs no other init.
+    options = ["--json", "--rule", "qwen_logn", "--train-length", "64"]
+    assert app.run([*typed, str(tmp_path / "logn"), *options]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["learnt"] == 0 and told["verified"]
+    loaded = ssmax.hf.from_pretrained(tmp_path / "logn").eval()
+    assert torch.equal(loaded(input_ids=tokens).logits, base(input_ids=tokens).logits)
     for more, message in (
         ([str(tmp_path / "whole")], "is not an empty folder"),
         ([str(tmp_path / "x"), "--layers", "all", "--attention", "cross"], "--attention must be"),

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ssmax import initial_s
-from ssmax.nn import RULES, ProbeTable, SSMaxScale
+from ssmax.nn import RULES, ProbeTable, Rule, SSMaxScale
 from ssmax.ops import scale as rules
 
 NAMES = {
@@ -78,6 +78,25 @@ def test_test_time_rules_are_softmax_within_their_length_and_sharper_beyond():
     for module, last in rules_and_last.items():
         assert (module(torch.arange(1, last + 1)) == 1).all(), module
         assert (module(torch.arange(last + 1, last + 9)) > 1).all(), module
+
+
+@pytest.mark.parametrize("rule", sorted(NAMES))
+def test_rules_say_whether_they_start_as_softmax(rule):
+    """Llama 4's step is at L0 itself."""
+    steps = {"floor_length": 64} if RULES[rule].floor_length else {}
+    factor = SSMaxScale(2, rule, train_length=64, **steps)(N[:-1])
+    assert bool((factor == 1).all()) == RULES[rule].starts_as_softmax
+
+
+def test_a_rule_of_ones_own_is_known_by_its_name(monkeypatch):
+    own = Rule(lambda m, n: m.scale[:, None] * n.log1p().unsqueeze(-2), {"scale": lambda _: 0.5})
+    monkeypatch.setitem(RULES, "log1p", own)
+    module = SSMaxScale(3, "log1p")
+    torch.testing.assert_close(module(N), (0.5 * N.log1p()).expand(3, -1))
+    assert [tuple(p.shape) for p in module.parameters()] == [(3,)]
+    # A first value that goes by a length is given one that has a logarithm.
+    monkeypatch.setitem(RULES, "log1p", Rule(own.factor, {"scale": initial_s}))
+    assert SSMaxScale(3, "log1p").scale.isfinite().all()
 
 
 def test_rules_compute_what_the_functions_do():

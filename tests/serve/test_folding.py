@@ -2,8 +2,10 @@
 
 import copy
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,6 +90,21 @@ def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed
     if "softmax" not in source:
         softmax = ssmax.hf.revert(llama)(TOKENS).logits
         assert (eager - softmax).abs().max() > 1e3 * (eager - exact).abs().max()
+
+
+@torch.no_grad()
+def test_float16_cannot_hold_what_is_folded_and_every_command_names_another_type(tmp_path):
+    model = native()
+    export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
+    agrees = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+        agrees[dtype] = (stock(TOKENS).logits - model(TOKENS)).abs().max().item() < 0.5
+    assert agrees == {torch.bfloat16: True, torch.float16: False}
+    page = Path(__file__).parents[2] / "docs" / "serve.md"
+    for text in (page.read_text(), (tmp_path / "out" / "README.md").read_text()):
+        (command,) = re.findall(r"^vllm serve .*--hf-config-path .*$", text, re.MULTILINE)
+        assert command.endswith(" --dtype bfloat16") and "SGLang" in text
 
 
 def test_tied_embeddings_stay_tied(tmp_path):

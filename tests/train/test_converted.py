@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(
 
 def test_a_run_leaves_a_model_that_learnt(models, tmp_path, capsys):
     typed = ["finetune", "--hf", str(models / "llama-identity"), "--runs", str(tmp_path),
-             "--device", "cpu", "--set", "optim.lr=1e-2"]  # fmt: skip
+             "--device", "cpu", "--questions", "invented", "--set", "optim.lr=1e-2"]  # fmt: skip
     for key, value in {**SHORT, "run.steps": 12}.items():
         typed += ["--set", f"{key}={value}"]
     assert app.run(typed) == 0
@@ -165,6 +165,18 @@ def test_s_has_a_learning_rate_of_its_own(models, tmp_path):
     for name, weight in weights_of(tmp_path / "run").items():
         moved = (weight - before[name]).abs().max().item()
         assert moved == pytest.approx(1e-2 if ".ssmax." in name else 1e-5, rel=0.02), name
+
+
+@pytest.mark.parametrize(("is_alone", "rate"), [(True, 1e-2), (False, 1e-5)])
+def test_the_rate_that_is_shown_is_one_that_something_learns_at(
+    models, tmp_path, capsys, is_alone, rate
+):
+    changes = {"optim.lr": 1e-5, "model.ssmax_lr": 1e-2, "model.only_ssmax": is_alone,
+               "run.steps": 1, "schedule.kind": "constant"}  # fmt: skip
+    tune(models / "llama-identity", tmp_path / "run", changes, quiet=False)
+    (step,) = read_journal(tmp_path / "run" / "journal.jsonl", "step")
+    assert step["lr"] == pytest.approx(rate)
+    assert f"lr {rate:.2e}" in capsys.readouterr().out
 
 
 def test_an_annealed_model_ends_at_the_papers_start_and_is_not_annealed_again(models, tmp_path):
@@ -304,10 +316,21 @@ def test_bad_usage_is_one_line_and_exit_code_2(models, tmp_path, monkeypatch, ca
         ssmax.hf.convert(tf.BertForMaskedLM(config)).save_pretrained(models / "bert")
     capsys.readouterr()
     options = ["--runs", str(tmp_path), "--device", "cpu"]
+    if not any(given in typed for given in ("--data", "--questions", "--resume")):
+        options += ["--questions", "invented"]
     assert app.run(["finetune", "--hf", *typed.split(), *options]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ssmax:")]
     assert len(said) == 1 and BAD[typed] in said[0]
     assert not list(tmp_path.glob("*/config.json"))
+
+
+@pytest.mark.parametrize("typed", ["", "--only-ssmax"])
+def test_nothing_is_learnt_from_what_nobody_gave(models, tmp_path, monkeypatch, capsys, typed):
+    monkeypatch.chdir(tmp_path)
+    assert app.run(["finetune", "--hf", str(models / "llama-identity"), *typed.split()]) == 2
+    said = capsys.readouterr().err
+    assert "give --data" in said and "--questions invented" in said and said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_belongs_to_converted_models_needs_hf(capsys):
@@ -320,7 +343,7 @@ def test_two_ranks_are_one(models, tmp_path, run_ranks, parallel):
     source = models / "llama-identity"
     tune(source, tmp_path / "one", {"optim.lr": 1e-3})
     typed = ["finetune", "--hf", str(source), "--runs", str(tmp_path), "--name", "two",
-             "--device", "cpu"]  # fmt: skip
+             "--device", "cpu", "--questions", "invented"]  # fmt: skip
     for key, value in {**SHORT, "optim.lr": 1e-3, "run.parallel": parallel}.items():
         typed += ["--set", f"{key}={value}"]
     run_ranks(2, "-m", "ssmax", *typed)

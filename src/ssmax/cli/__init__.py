@@ -3,6 +3,8 @@
 import os
 import sys
 
+from ssmax._extras import how_to_install
+
 
 def main() -> None:
     """What `ssmax` runs."""
@@ -11,7 +13,7 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name != "typer":
             raise
-        sys.exit("ssmax: the command line needs its extra; install it: pip install 'ssmax[lab]'")
+        sys.exit(f"ssmax: the command line needs the extra 'lab': {how_to_install('lab')}")
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -360,7 +360,8 @@ def serve(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     name: Annotated[
-        str | None, typer.Option(help="What clients call it; by default the folder's name.")
+        str | None,
+        typer.Option(help="What clients call it; by default its run's or its folder's name."),
     ] = None,
     api_key: Annotated[
         str | None,
@@ -469,6 +470,7 @@ def pretrain(
     from ssmax.cli.prepare import default_data
     from ssmax.train import PRETRAINING, configured, joined_world
     from ssmax.train import pretrain as run_pretraining
+    from ssmax.train.recipes import refuse_cpu
     from ssmax.train.run import resumed_config
 
     recipe = "quick" if preset is None else preset
@@ -486,6 +488,7 @@ def pretrain(
         settings = configured(PRETRAINING[recipe](), configuration).replaced(changes)
         if not settings.data.folder:
             settings = settings.replaced({"data.folder": str(default_data(recipe))})
+    refuse_cpu(settings.run.recipe, device)
     with joined_world(device) as world:
         outcome = run_pretraining(settings, folder, world=world, resume=resume)
     return _ended(outcome, folder, ["pretrain"])
@@ -519,8 +522,8 @@ def finetune(
         str | None,
         typer.Option(
             help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
-            "several joined by +. With --hf one file, or invented. By default hidden for quick "
-            "runs, else invented."
+            "several joined by +. With --hf this or --data is needed: one file, or invented. "
+            "By default hidden for quick runs, else invented."
         ),
     ] = None,
     config: Annotated[
@@ -543,6 +546,7 @@ def finetune(
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
     from ssmax.cli.prepare import text_of_shipped
+    from ssmax.cli.runs import check_run
     from ssmax.train import finetune as run_finetuning
     from ssmax.train import finetune_converted, joined_world
 
@@ -550,6 +554,15 @@ def finetune(
         raise ValueError("--config is for runs; a converted model has its rule already")
     if not hf and (adapter_base is not None or data is not None or only_ssmax):
         raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
+    if hf and not resume and data is None and questions is None:
+        # All weights would be trained on questions that nobody asked for.
+        raise ValueError(
+            "--hf needs something to learn from; give --data, a folder that ssmax data prepare "
+            "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
+            "ones"
+        )
+    if not hf:
+        check_run(base)
     changes = _changes(file, set_, on_nonfinite)
     if only_ssmax:
         changes["model.only_ssmax"] = True
@@ -653,9 +666,11 @@ def generate(
     """Continue prompts with a run's model."""
     import torch
 
+    from ssmax.cli.runs import check_run
     from ssmax.train import load_run_model, load_run_tokenizer
     from ssmax.train.world import device_of
 
+    check_run(folder)
     here = device_of(device)
     tokenizer = load_run_tokenizer(folder)
     model = load_run_model(folder, device=here).eval()

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ssmax._extras import how_to_install
+
 ENOUGH_GIB = 5.0
 """Of disk: what a study of the quick preset writes, with room to spare."""
 
@@ -92,7 +94,7 @@ def _kernels() -> Iterator[Check]:
             name="triton",
             state="missing",
             found="not installed: the fused kernels have their plain twins instead",
-            advice="pip install 'ssmax[triton]'",
+            advice=how_to_install("triton"),
         )
         return
     version = importlib.metadata.version("triton")
@@ -134,7 +136,7 @@ def _extras() -> Iterator[Check]:
         state, found = (
             ("missing", f"lacks {', '.join(missing)}") if missing else ("fine", "all there")
         )
-        advice = f"pip install 'ssmax[{extra}]'" if missing else ""
+        advice = how_to_install(extra) if missing else ""
         yield Check(name=f"extra {extra}", state=state, found=found, advice=advice)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ssmax.cli.prepare import default_text, text_of_shipped
+from ssmax.cli.runs import check_run
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.hf.adapter import CONFIG as ADAPTER
@@ -15,7 +16,11 @@ from ssmax.hf.adapter import check_base
 from ssmax.records import to_json_line
 from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax.study.measurement import Measurement
+from ssmax.train.finetuning import hidden_digits, question_sources
 from ssmax.train.watch import LiveLine
+
+USUAL_DIGITS = 7
+"""Of a hidden number, as in the paper."""
 
 
 class Counter:
@@ -51,6 +56,8 @@ class Models:
             raise ValueError("give one thing to measure: a run's folder, or --hf MODEL")
         if self.run is not None and (self.adapter or self.tokenizer):
             raise ValueError("--adapter and --tokenizer go with --hf; a run has its own")
+        if self.run is not None:
+            check_run(self.run, otherwise=f"; for a Hugging Face model: --hf {self.run}")
         if self.hf and (self.rule is not None or self.theta is not None):
             raise ValueError(
                 "--rule and --theta are a run's; for a Hugging Face model use ssmax convert"
@@ -133,9 +140,10 @@ def show_side_by_side(results: Path, runs: Sequence[str]) -> None:
 
 def everything(
     here: Measurement, *, length: int, documents: int, depths: int, trials: int, seed: int,
-    digits: int, as_json: bool,
+    digits: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """All four, at one length."""
+    digits = digits_asked_for(here, digits, is_shown=not as_json)
     position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
     fading(here, length=length, documents=documents, as_json=as_json)
     needle(
@@ -161,7 +169,21 @@ def position_loss(
         itertools.pairwise(record.edges), zip(*record.binned, strict=True), strict=True
     ):
         print(f"positions {start:6,} to {stop:6,}  loss {sum(column) / len(column):.4f}")
-    print(f"{record.count} documents; {here.results / POSITION_LOSS}")
+    fewer = f" ({documents} asked for: the text has no more)" if record.count < documents else ""
+    print(f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}")
+
+
+def digits_asked_for(here: Measurement, given: int | None, *, is_shown: bool) -> int:
+    """As many as are given; else as many as a run was fine-tuned on, else the paper's."""
+    if given is not None:
+        return given
+    learnt = here.identity.get("run", {}).get("data", {}).get("questions", "")
+    known = [hidden_digits(source) for source in question_sources(learnt)]
+    digits = next((digits for digits in known if digits is not None), None)
+    if is_shown:
+        why = "" if digits is None else ", as the run was fine-tuned on"
+        print(f"numbers of {digits or USUAL_DIGITS} digits{why}; --digits takes others")
+    return digits or USUAL_DIGITS
 
 
 def needle(
@@ -170,12 +192,13 @@ def needle(
     lengths: list[int] | None,
     depths: int,
     trials: int,
-    digits: int,
+    digits: int | None,
     batch: int,
     seed: int,
     as_json: bool,
 ) -> None:
     """Figure 6's numbers of one run."""
+    digits = digits_asked_for(here, digits, is_shown=not as_json)
     lengths = lengths or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
     found = here.needle(
@@ -202,12 +225,13 @@ def needle_score(
     length: int | None,
     trials: int,
     depth: float | None,
-    digits: int,
+    digits: int | None,
     batch: int,
     seed: int,
     as_json: bool,
 ) -> None:
     """Figure 8's numbers of one run."""
+    digits = digits_asked_for(here, digits, is_shown=not as_json)
     scores = here.needle_scores(
         length=length or 2 * here.usual_length,
         trials=trials,

@@ -18,7 +18,9 @@ evaluate_app: typer.Typer = typer.Typer(
 )
 
 Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
-Digits = Annotated[int, typer.Option(help="Of a number.")]
+Digits = Annotated[
+    int | None, typer.Option(help="Of a number; by default as a run was fine-tuned on, else 7.")
+]
 
 Measure = Callable[..., None]
 """What is done to every model; it takes the model's measurement and as_json."""
@@ -105,7 +107,7 @@ def needle(
     ] = None,
     depths: Annotated[int, typer.Option(help="How many, evenly from start to end.")] = 11,
     trials: Annotated[int, typer.Option(help="Of every depth in every context.")] = 20,
-    digits: Digits = 7,
+    digits: Digits = None,
     batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
     seed: Seed = 0,
 ) -> Measure:
@@ -134,7 +136,7 @@ def needle_score(
     ] = None,
     trials: Annotated[int, typer.Option(help="How many needles.")] = 100,
     depth: Annotated[float | None, typer.Option(help="Of all; by default drawn for each.")] = None,
-    digits: Digits = 7,
+    digits: Digits = None,
     batch: Annotated[int, typer.Option(help="Prompts at a time.")] = 8,
     seed: Seed = 0,
 ) -> Measure:
@@ -176,7 +178,7 @@ def everything(
         int, typer.Option(help="Of needles: how many, evenly from start to end.")
     ] = 5,
     trials: Annotated[int, typer.Option(help="Of every depth, and of needle scores.")] = 10,
-    digits: Digits = 7,
+    digits: Digits = None,
     seed: Seed = 0,
 ) -> Measure:
     """All four at one length.

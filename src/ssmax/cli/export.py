@@ -9,10 +9,14 @@ from typing import Any
 
 import torch
 
+from ssmax.hf.sources import check_source
 from ssmax.lm import LM, load_lm
 from ssmax.lm.checkpoint import CONFIG, FORMAT
 from ssmax.serve.exporting import Exported, export
 from ssmax.train.watch import LiveLine
+
+PEFT = "adapter_config.json"
+"""What PEFT writes beside the weights of an adapter."""
 
 # A head start for what is not one token a character.
 _CHARACTERS_PER_TOKEN = 8
@@ -92,6 +96,7 @@ def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """What a folder says of its model."""
+    _refuse_adapters(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(
             f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
@@ -103,6 +108,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not values:
         raise ValueError(f"{folder / CONFIG} describes no model; give a run, or a converted model")
     return values
+
+
+def _refuse_adapters(folder: Path) -> None:
+    then = "save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
+    loaded = f"(base, {str(folder)!r})"
+    check_source(folder, of_an_adapter=f"ssmax.hf.load{loaded}.{then}")
+    if (folder / PEFT).is_file() and not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} holds PEFT's adapter without the model that it is for; "
+            f"PeftModel.from_pretrained{loaded}.merge_and_unload().{then}"
+        )
 
 
 def _converted(folder: Path, keeps_dtype: bool) -> Source:

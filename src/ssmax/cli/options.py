@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-TINY = "tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package"
+from ssmax.tiny import NAMES
+
+TINY = f"{', '.join(NAMES)}, which come with the package"
 A_RUN = f"A run's folder; or {TINY}."
 Data = Annotated[
     Path | None,

@@ -17,6 +17,7 @@ from ssmax.serve.engine import Engine
 from ssmax.serve.gguf_file import FILE as GGUF
 from ssmax.serve.graphs import ONNX, POSITIONS, PROGRAM, graph_of
 from ssmax.serve.language import Language, plain_language, transformers_language
+from ssmax.study.hf_measurement import hf_name
 
 LONGEST_USUAL = 8192
 """Tokens of a prompt, where nobody says and no learnt positions end before."""
@@ -72,7 +73,7 @@ def serve_shown(
             max_waiting=max_waiting,
             report=traceback.print_exception,
         )
-        name = name or folder.resolve().name
+        name = name or hf_name(str(folder))
         app = application(engine, name=name, limits=limits, api_key=api_key)
         config = uvicorn.Config(
             app, log_level="warning", ws="none", timeout_graceful_shutdown=drain_seconds

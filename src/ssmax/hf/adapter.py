@@ -56,6 +56,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Convert an unconverted base as it was stored and give it the stored s and b, in place."""
+    check_model_and_folder("load", model, folder)
     folder = Path(folder)
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ValueError(f"{folder} holds no adapter: {CONFIG} and {WEIGHTS} belong there")
@@ -73,6 +74,15 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
             f"{_family(model)}; the adapter is for another model"
         )
     return attach_filled(model, record, tensors, what=str(folder))
+
+
+def check_model_and_folder(name: str, model: object, folder: object) -> None:
+    """Refuse a name instead of a model, and the two in the wrong order."""
+    if not isinstance(model, nn.Module) or not isinstance(folder, str | Path):
+        raise ValueError(
+            f"ssmax.hf.{name}(model, folder) takes a model that Transformers has loaded, then a "
+            f"folder; got {type(model).__name__}, then {type(folder).__name__}"
+        )
 
 
 def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:

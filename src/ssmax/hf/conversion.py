@@ -21,6 +21,7 @@ from ssmax.hf.hook import (
     install,
     scale_of,
 )
+from ssmax.hf.own_scales import own_scale
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.scale import check_length
 
@@ -82,6 +83,11 @@ class Conversion:
         if set(values) != known:
             odd = sorted(set(values) ^ known)
             raise ValueError(f"the conversion of this checkpoint has other fields: {odd}")
+        if values["rule"] not in RULES:
+            raise ValueError(
+                f"the model was converted with the rule {values['rule']!r}, which is not known "
+                "here: register it in ssmax.nn.RULES before loading"
+            )
         return cls(**{**values, "layers": tuple(values["layers"])})
 
 
@@ -100,6 +106,8 @@ def convert(
     `identity` starts at s = 0, b = 1: the same logits, bit for bit, until it is trained. `paper`
     starts at s = L / log(L!) and no bias, for `train_length` L. `anneal` starts as identity and is
     led to the paper's values by `ssmax.hf.anneal`. `clamp` learns nothing: max(1, log n / log L).
+    Of the other rules `identity` takes those that start as softmax, `paper` every one at its own
+    first values.
 
     `layers` are the full attention ones, `all` with windowed ones, or those of which a function of
     their name and module says True. `attention="all"` takes cross attention, encoders beside a
@@ -116,6 +124,7 @@ def convert(
         raise ValueError(_nothing_found(model, layers, attention))
     if attention == "all":
         _tell_of_others(model, chosen)
+    _tell_of_own_scales(chosen)
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
     attach(model, record)
     return model
@@ -148,6 +157,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
     companies = {_place(name): Company() for name in scales}
     for place, (name, scale) in enumerate(scales.items()):
         module = known[name]
+        scale.train_length = record.train_length
         _start(scale, record.init)
         if record.rule in ("ssmax", "ssmax_bias"):
             scale.company, scale.place = companies[_place(name)], place
@@ -330,7 +340,7 @@ def check_choice(
         if init == "anneal" or bias is not None:
             what = "init='anneal'" if init == "anneal" else f"bias={bias}"
             raise ValueError(f"{what} belongs to rule='ssmax', not to {rule!r}")
-        if init == "identity" and rule not in ("softmax", "temperature", "polylog", "probe"):
+        if init == "identity" and not RULES[rule].starts_as_softmax:
             raise ValueError(
                 f"rule={rule!r} does not start where softmax is; pass init='paper' for its own "
                 "first values"
@@ -403,6 +413,21 @@ def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
         warnings.warn(
             f"these have attention code of their own, which cannot be reached; they keep softmax: "
             f"{kinds}",
+            stacklevel=3,
+        )
+
+
+def _tell_of_own_scales(chosen: Mapping[str, nn.Module]) -> None:
+    """Name the layers that scale their query by its position already."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, module in chosen.items():
+        own = own_scale(module)
+        if own is not None:
+            found.setdefault(own, []).append(name)
+    for (formula, way_out), names in found.items():
+        warnings.warn(
+            f"{first_three(names)}: the query is multiplied by {formula} already, and SSMax's "
+            f"factor comes on top of it; {way_out}",
             stacklevel=3,
         )
 

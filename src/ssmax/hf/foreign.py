@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
-from ssmax.hf.adapter import attach_filled, refuse_nonfinite
+from ssmax.hf.adapter import attach_filled, check_model_and_folder, refuse_nonfinite
 from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import converted_already, no_code_run, whole_files
@@ -76,6 +76,7 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
     `folder` holds the checkpoint's safetensors. Transformers loads such a model as plain softmax
     and reports the tensors as unexpected; this gives them their place.
     """
+    check_model_and_folder("adopt", model, folder)
     check_unconverted(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     renamed: dict[str, Tensor] = {}

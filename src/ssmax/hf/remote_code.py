@@ -12,6 +12,8 @@ from ssmax._files import write_whole
 from ssmax.hf.bundle import Symbol, bundle
 from ssmax.hf.conversion import Conversion, unwrapped
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
+from ssmax.nn import RULES
+from ssmax.nn.scale import OWN_RULES
 
 MODULE = "modeling_ssmax"
 _HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
@@ -61,8 +63,14 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
     code by these.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
-    if Conversion.of(model) is None:
+    record = Conversion.of(model)
+    if record is None:
         raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    if RULES[record.rule] is not OWN_RULES.get(record.rule):
+        raise ValueError(
+            f"the rule {record.rule!r} is not this package's own, so that the file of code would "
+            "not know it; use save_pretrained and ssmax.hf.from_pretrained"
+        )
     saved: Any = unwrapped(model)
     if hasattr(saved, "peft_config"):
         raise ValueError(

@@ -4,7 +4,7 @@ from ssmax.nn.attention import SelfAttention
 from ssmax.nn.cache import KVCache
 from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
-from ssmax.nn.scale import RULES, ProbeTable, SSMaxScale
+from ssmax.nn.scale import RULES, ProbeTable, Rule, SSMaxScale
 
 __all__ = [
     "RULES",
@@ -12,6 +12,7 @@ __all__ = [
     "ProbeTable",
     "RMSNorm",
     "RotaryEmbedding",
+    "Rule",
     "SSMaxScale",
     "SelfAttention",
 ]

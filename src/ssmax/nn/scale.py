@@ -6,8 +6,9 @@ dimension, so that weight decay on matrices leaves them alone.
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,14 +20,23 @@ from ssmax.ops.visible import values_are_readable
 
 @dataclass(frozen=True)
 class Rule:
-    """How one rule makes its factor, and what it learns."""
+    """How one rule makes its factor, and what it learns.
+
+    One of your own goes into `RULES` by its name, and is known wherever a rule is named.
+    """
 
     factor: Callable[["SSMaxScale", Tensor], Tensor]
+    """Of the module, whose attributes are what it learnt, and n (..., T): (..., heads, T); of a
+    rule that learns nothing (..., T)."""
     learnt: dict[str, Callable[[int], float]] = field(default_factory=dict)
     """Name of each parameter and its initial value for a training length."""
     needs_length: bool = False
+    """It starts from `train_length`, or is defined by it."""
     floor_length: int | None = None
     """Default L0 of the rules that grow in steps."""
+    starts_as_softmax: bool = False
+    """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
+    takes it with init="identity"."""
 
 
 def _one(_: int) -> float:
@@ -38,8 +48,10 @@ def _zero(_: int) -> float:
 
 
 RULES: dict[str, Rule] = {
-    "softmax": Rule(lambda m, n: rules.softmax_factor(n)),
-    "temperature": Rule(lambda m, n: rules.temperature_factor(n, m.scale), {"scale": _one}),
+    "softmax": Rule(lambda m, n: rules.softmax_factor(n), starts_as_softmax=True),
+    "temperature": Rule(
+        lambda m, n: rules.temperature_factor(n, m.scale), {"scale": _one}, starts_as_softmax=True
+    ),
     "ssmax": Rule(
         lambda m, n: rules.ssmax_factor(n, m.scale),
         {"scale": rules.initial_s},
@@ -55,20 +67,27 @@ RULES: dict[str, Rule] = {
         lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.p_n(n)),
         {"scale": _one, "bias": _zero},
         needs_length=True,
+        starts_as_softmax=True,
     ),
     "entropy_invariant": Rule(
         lambda m, n: rules.entropy_invariant_factor(n, m.length), needs_length=True
     ),
-    "qwen_logn": Rule(lambda m, n: rules.qwen_logn_factor(n, m.length), needs_length=True),
+    "qwen_logn": Rule(
+        lambda m, n: rules.qwen_logn_factor(n, m.length), needs_length=True, starts_as_softmax=True
+    ),
     "llama4": Rule(
         lambda m, n: rules.llama4_factor(n, float(m.beta), m.floor_length),
         floor_length=8192,
+        starts_as_softmax=True,
     ),
     "ministral3": Rule(
         lambda m, n: rules.ministral3_factor(n, float(m.beta), m.floor_length),
         floor_length=16384,
+        starts_as_softmax=True,
     ),
-    "yarn": Rule(lambda m, n: rules.yarn_factor(n, m.length), needs_length=True),
+    "yarn": Rule(
+        lambda m, n: rules.yarn_factor(n, m.length), needs_length=True, starts_as_softmax=True
+    ),
     "sqrt_log": Rule(
         lambda m, n: rules.sqrt_log_factor(n, m.scale),
         {"scale": rules.initial_sqrt_log_s},
@@ -76,9 +95,14 @@ RULES: dict[str, Rule] = {
     ),
     # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
     "polylog": Rule(
-        lambda m, n: rules.polylog_factor(n, m.beta, m.gamma), {"beta": _zero, "gamma": _one}
+        lambda m, n: rules.polylog_factor(n, m.beta, m.gamma),
+        {"beta": _zero, "gamma": _one},
+        starts_as_softmax=True,
     ),
 }
+"""Every rule by its name, those that somebody added included."""
+OWN_RULES: Mapping[str, Rule] = MappingProxyType(dict(RULES))
+"""Those of this package, as it defines them."""
 
 
 class _KeepsFloat32(nn.Module):
@@ -203,13 +227,17 @@ class SSMaxScale(_KeepsFloat32):
 
     def reset_parameters(self) -> None:
         """The rule's initial values: those that leave training where softmax starts."""
+        # Values that start at no length, or come from a checkpoint, take any here.
+        length = 2 if self.train_length is None else self.train_length
         for name, initial in RULES[self.rule].learnt.items():
-            nn.init.constant_(getattr(self, name), initial(self.train_length or 0))
+            nn.init.constant_(getattr(self, name), initial(length))
 
     @property
     def length(self) -> int:
         """The training length of a rule that needs one."""
-        assert self.train_length is not None
+        # torch.jit.trace looks at every attribute that there is.
+        if self.train_length is None:
+            raise AttributeError(f"rule={self.rule!r} was given no train_length")
         return self.train_length
 
     def p_n(self, num_keys: Tensor) -> Tensor:

@@ -193,7 +193,8 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
     if value.shape not in ((), (1,), (q.shape[1],)):
         raise ValueError(
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
-            f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads."
+            f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads; and "
+            "is q (batch, heads, tokens, width)?"
         )
     check_finite(name, value)
     return value.to(q.device, torch.promote_types(value.dtype, at_least_float32(q.dtype)))

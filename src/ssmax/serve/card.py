@@ -46,10 +46,11 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER)  # needs no ssmax
 SGLang reads the same configuration. vLLM reads another, which is in `vllm/`:
 
 ```sh
-vllm serve FOLDER --hf-config-path FOLDER/vllm
+vllm serve FOLDER --hf-config-path FOLDER/vllm --dtype bfloat16
 ```
 
-Both follow what these engines document; neither was run.""",
+Give SGLang `--dtype bfloat16` too: by themselves both may take float16, which cannot hold W_q.
+Both commands follow what these engines document; neither was run.""",
     "gguf": """```python
 from llama_cpp import Llama
 

@@ -253,6 +253,8 @@ class _Phase:
         torch.manual_seed(hash((config.run.seed, step, world.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
+        # To be shown: of the first group that learns, which is s and b where all else is frozen.
+        rate = next(group["lr"] for group in self.optimizer.param_groups if group["params"])
         loss = self.gradients(batches)
         norm = clip_gradients(self.model, config.optim.max_grad_norm)
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())

@@ -1,0 +1,15 @@
+"""A run that a verb was given, looked at before anything is done with it."""
+
+from pathlib import Path
+
+from ssmax.cli.options import TINY
+from ssmax.train.run import CONFIG
+
+
+def check_run(folder: Path, *, otherwise: str = "") -> None:
+    """Refuse what is no run; `otherwise` says what the verb takes besides."""
+    if not (folder / CONFIG).is_file():
+        raise ValueError(
+            f"{folder} is no run: it holds no {CONFIG}; give one that ssmax pretrain made, or "
+            f"{TINY}{otherwise}"
+        )

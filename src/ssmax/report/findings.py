@@ -125,7 +125,7 @@ def read_findings(folder: Path) -> Findings:
     else:
         _read_piece(findings, folder, values.get("piece", ""))
     for kind in findings.by_configuration:
-        # Pieces have one configuration each or another: theirs is the paper's order all the same.
+        # In the paper's order, whichever piece brought what.
         in_order = sorted(kind.items(), key=lambda one: [*LOOKS, PROBE].index(one[0]))
         kind.clear()
         kind.update(in_order)

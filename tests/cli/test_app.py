@@ -346,6 +346,8 @@ def test_a_run_is_measured(home, capsys):
     typed = "evaluate position-loss runs/quick-b --length 300 --documents 2"
     assert app.run(typed.split()) == 0
     assert "positions    256 to    300" in capsys.readouterr().out
+    assert app.run(typed.replace("documents 2", "documents 9999").split()) == 0
+    assert re.search(r"\d+ documents \(9999 asked for: the text", capsys.readouterr().out)
     grid = "evaluate needle runs/quick-b --length 150 --length 200 --depths 2 --trials 2"
     assert app.run([*grid.split(), "--theta", "500000"]) == 0
     assert "cell 4/4" in capsys.readouterr().out

@@ -120,6 +120,7 @@ def test_an_adapter_is_called_one_and_its_advice_makes_a_model(
         assert said.count("\n") == 1 and f"adapter holds {says}" in said
     advice = re.search(r"; (\S+\(base, 'adapter'\)\S+\(OUT\)) makes a whole model", said)[1]
     names = {"ssmax": ssmax, "PeftModel": peft.PeftModel, "base": base(), "OUT": "whole"}
+    # The message's own words, as a reader would type them.
     eval(advice, names)
     assert app.run(["export", "whole", *out]) == 0
 

@@ -3,14 +3,13 @@
 As a script it is one of two ranks, and writes the gradients under FSDP2 into a file.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
@@ -25,7 +24,7 @@ def defined(name):
         code = block.split("```")[0]
         if f"class {name}(" in code or f"def {name}(" in code:
             scope = {"__name__": "page"}
-            # Up to where it is used.
+            # The page's own code is what is tested, up to where the page uses it.
             exec(compile(code[: code.rindex("\n\n\n")], str(PAGE), "exec"), scope)
             return scope[name]
     raise AssertionError(f"the page defines no {name}")
@@ -118,17 +117,9 @@ def test_an_exported_block_takes_other_lengths():
         torch.testing.assert_close(step(x[:, :1], past)[0], block(x[:, :1], past)[0])
 
 
-def test_two_ranks_of_fsdp2_have_the_gradients_of_one(tmp_path):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        __file__, str(tmp_path / "found.pt"),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = torch.load(tmp_path / "found.pt")
+def test_two_ranks_of_fsdp2_have_the_gradients_of_one(tmp_path, on_two_ranks):
+    on_two_ranks(__file__, tmp_path)
+    found = {kind: load_file(tmp_path / f"{kind}.safetensors") for kind in ("together", "bfloat16")}
     together = gradients(made(defined("CausalSelfAttention")), inputs())
     for name, grad in together.items():
         torch.testing.assert_close(found["together"][name], grad, msg=name)
@@ -148,5 +139,6 @@ if __name__ == "__main__":
         "bfloat16": gradients(fully_shard(narrow), mine.bfloat16()),
     }
     if dist.get_rank() == 0:
-        torch.save(found, sys.argv[1])
+        for kind, tensors in found.items():
+            save_file(tensors, Path(sys.argv[1], f"{kind}.safetensors"))
     dist.destroy_process_group()

@@ -322,7 +322,7 @@ def test_beams_layers_without_rotation_are_told_of():
             self.layer_idx = layer_idx
 
         def forward(self, attention_scaling=None):
-            raise NotImplementedError
+            """Read, and never called."""
 
     assert own_scale(BeamAttention(0)) is None
     assert "2048" in own_scale(BeamAttention(1))[0]

@@ -1,8 +1,5 @@
 """Two ranks on gloo: a converted model's gradients are those of one process, s and b included."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,19 +14,10 @@ from ssmax.nn import SSMaxScale
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, on_two_ranks):
     """Where two ranks left what they found, in one run."""
     folder = tmp_path_factory.mktemp("ranks")
-    here = Path(__file__).parent
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        str(here / "ranks_worker.py"), str(folder),
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_two_ranks(Path(__file__).parent / "ranks_worker.py", folder)
     return folder
 
 

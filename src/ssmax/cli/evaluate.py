@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ssmax.cli.options import USUAL_DIGITS
 from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.cli.runs import check_run
 from ssmax.eval.needle_score import top_heads
@@ -18,9 +19,6 @@ from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax.study.measurement import Measurement
 from ssmax.train.finetuning import hidden_digits, question_sources
 from ssmax.train.watch import LiveLine
-
-USUAL_DIGITS = 7
-"""Of a hidden number, as in the paper."""
 
 
 class Counter:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ssmax.cli.options import A_RUN, TOKENIZERS, Data, Device, Json, Theta
+from ssmax.cli.options import A_RUN, TOKENIZERS, USUAL_DIGITS, Data, Device, Json, Theta
 from ssmax.tiny import run_folder
 
 evaluate_app: typer.Typer = typer.Typer(
@@ -19,7 +19,8 @@ evaluate_app: typer.Typer = typer.Typer(
 
 Seed = Annotated[int, typer.Option(help="Of needles and texts.")]
 Digits = Annotated[
-    int | None, typer.Option(help="Of a number; by default as a run was fine-tuned on, else 7.")
+    int | None,
+    typer.Option(help=f"Of a number; by default as a run was fine-tuned on, else {USUAL_DIGITS}."),
 ]
 
 Measure = Callable[..., None]

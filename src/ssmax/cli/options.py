@@ -7,6 +7,8 @@ import typer
 
 from ssmax.tiny import NAMES
 
+USUAL_DIGITS = 7
+"""Of a hidden number, as in the paper."""
 TINY = f"{', '.join(NAMES)}, which come with the package"
 A_RUN = f"A run's folder; or {TINY}."
 Data = Annotated[

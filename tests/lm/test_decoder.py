@@ -68,6 +68,15 @@ def test_a_decoder_has_a_name_and_a_device():
         model.generate([[1]], 2, decoder="recorded")
 
 
+def test_narrowed_weights_have_no_history():
+    model = make(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        decoder = decoders.RecordedDecoder(model, batch=1, max_keys=2, is_recorded=False)
+    narrow = [*vars(decoder.weights[0]).values(), decoder.norm, decoder.head]
+    assert {weight.dtype for weight in narrow} == {torch.bfloat16}
+    assert not any(weight.requires_grad for weight in narrow)
+
+
 @pytest.mark.gpu
 def test_long_answers_are_recorded():
     weight = make("cuda", torch.float32).embedding.weight

@@ -99,6 +99,7 @@ class RecordedDecoder(PlainDecoder):
     Logits are overwritten by the next step.
     """
 
+    @torch.no_grad()
     def __init__(self, model: "LM", *, batch: int, max_keys: int, is_recorded: bool = True) -> None:
         super().__init__(model, batch=batch, max_keys=max_keys)
         weight = model.embedding.weight

@@ -122,6 +122,15 @@ def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
     assert row["heads that fade"] == "0.500"
 
 
+def test_a_mean_over_fewer_runs_than_the_row_says_so(results):
+    one = results["2026-11-15_quick"]
+    _, *rest = one.trials["a"]
+    fewer = {**one.trials, "a": {replica: one.trials["a"][replica] for replica in rest}}
+    row = numbers(dataclasses.replace(one, trials=fewer)).splitlines()[2].split(" | ")
+    assert row[:2] == ["| (a) softmax", "3"]
+    assert [cell.partition(", ")[2].strip("| ") for cell in row[2:]] == [""] * 4 + ["2 of them"] * 2
+
+
 def test_a_table_that_does_not_exist_is_named():
     with pytest.raises(ValueError, match="there is no table 'hedlines'"):
         written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})

@@ -188,10 +188,9 @@ def _by_configuration(columns: Mapping[str, Mapping[str, Sequence[float]]]) -> s
     """A row for every configuration that has a value in one of the columns."""
     rows = []
     for name, look in LOOKS.items():
-        cells = [_cell(column.get(name, [])) for column in columns.values()]
-        if set(cells) != {"-"}:
-            runs = max(len(column.get(name, [])) for column in columns.values())
-            rows.append([look.label, str(runs), *cells])
+        found = [column.get(name, []) for column in columns.values()]
+        if runs := max(len(values) for values in found):
+            rows.append([look.label, str(runs), *(_cell(values, runs) for values in found)])
     return _table(["configuration", "runs", *columns], rows)
 
 
@@ -292,11 +291,13 @@ def _judged(found: Sequence[Comparison]) -> str:
     return _table(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
 
 
-def _cell(values: Sequence[float]) -> str:
+def _cell(values: Sequence[float], runs: int = 0) -> str:
     if not values:
         return "-"
     spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{spread}"
+    # Not all of the row's runs were measured so far.
+    fewer = f", {len(values)} of them" if len(values) < runs else ""
+    return f"{np.mean(values):.3f}{spread}{fewer}"
 
 
 def _effect(one: Comparison) -> str:

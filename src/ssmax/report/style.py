@@ -32,8 +32,8 @@ LOOKS = {
     "polylog": Look(label="polylog", colour="#556B2F", dash="--"),
     "entropy_invariant": Look(label="(a), log n / log L after", colour="#8A2BE2", dash=":"),
     "qwen_logn": Look(label="(a), Qwen log-n after", colour="#B8860B", dash=":"),
-    "llama4": Look(label="(a), Llama 4 after", colour="#4682B4", dash=":"),
-    "yarn": Look(label="(a), YaRN temperature after", colour="#708090", dash=":"),
+    "llama4": Look(label="(a), Llama 4 after", colour="#708090", dash=":"),
+    "yarn": Look(label="(a), YaRN temperature after", colour="#B22222", dash=":"),
 }
 
 

@@ -121,7 +121,7 @@ def test_an_address_that_is_taken_is_known_before_the_model_is_loaded(tmp_path, 
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         assert app.run(["serve", str(tmp_path / "none"), "--port", port]) == 1
-    assert "Address already in use" in capsys.readouterr().err
+    assert f"port {port} of 127.0.0.1 is in use; give another --port" in capsys.readouterr().err
 
 
 def test_learnt_positions_bound_what_may_be_asked(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """`ssmax serve`: a folder with a model in, an endpoint out."""
 
 import contextlib
+import errno
 import ipaddress
 import json
 import socket
@@ -47,9 +48,8 @@ def serve_shown(
         raise ValueError("the API key is empty; leave it out to ask for none")
     if drain_seconds < 0:
         raise ValueError(f"--drain-seconds must be at least 0, got {drain_seconds}")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Taken before a large model is loaded: a port in use is known at once.
-    with socket.create_server((host, port), family=family) as listening:
+    with _taken(host, port) as listening:
         decoder, language, longest = load_served(folder, tokenizer, device)
         if longest is not None and longest <= max_new_tokens:
             raise ValueError(
@@ -82,6 +82,16 @@ def serve_shown(
         # uvicorn raises the signal again once all is drained.
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])
+
+
+def _taken(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OSError(f"port {port} of {host} is in use; give another --port") from error
 
 
 def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:

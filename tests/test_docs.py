@@ -162,7 +162,10 @@ def test_nothing_unpickles_and_no_remote_code_is_trusted():
                 names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
                 assert not {"pickle", "marshal", "shelve"} & set(names), path
             if isinstance(node, ast.Call):
-                assert ast.unparse(node.func) not in ("torch.load", "eval", "exec"), path
+                called = ast.unparse(node.func)
+                assert called not in ("torch.load", "eval", "exec"), path
+                # It unpickles; serve asks before it comes to that.
+                assert called != "torch.export.load" or path.name == "sessions.py", path
                 for keyword in node.keywords:
                     is_trusted = keyword.arg == "trust_remote_code" and ast.unparse(keyword.value)
                     assert is_trusted in (False, "False"), path

@@ -64,7 +64,7 @@ def exported(to):
 )
 def test_every_form_of_a_native_model_is_served_alike(write, tmp_path):
     write(tmp_path / "it")
-    decoder, language, longest = load_served(tmp_path / "it", None, "cpu")
+    decoder, language, longest = load_served(tmp_path / "it", None, "cpu", trust_program=True)
     with engine_of(decoder, language) as engine:
         (tokens,) = answers(engine, [Request(prompt=PROMPT, max_new_tokens=20)])
     end = SMALL.vocabulary.end_of_document
@@ -96,6 +96,7 @@ def test_a_converted_model_comes_with_its_dtype_template_and_ends(family, tmp_pa
         (lambda folder: save_lm(MODEL, folder), [], "holds no tokenizer.json.*--tokenizer"),
         (write_run, ["--tokenizer", "gpt2"], "50,257 tokens, the model 768"),
         (exported("gguf"), [], "llama-server -m"),
+        (exported("torch-export"), [], "runs what code it finds in one; give --trust-program"),
         (write_run, ["--api-key", ""], "API key is empty"),
         (write_run, ["--max-batch", "0"], "max_batch must be at least 1"),
         (write_run, ["--drain-seconds", "-5"], "--drain-seconds must be at least 0, got -5"),
@@ -140,7 +141,7 @@ def test_a_graph_remembers_how_many_positions_were_learnt(to, tmp_path):
         pytest.importorskip("onnxruntime")
     model = randomise(ssmax.hf.convert(build("gpt2")))
     export(model, tmp_path / "it", to=to, tokenizer=_words())
-    assert load_served(tmp_path / "it", None, "cpu")[2] == 128
+    assert load_served(tmp_path / "it", None, "cpu", trust_program=True)[2] == 128
 
 
 def test_an_empty_variable_is_no_key(tmp_path, capsys, monkeypatch):

@@ -47,6 +47,7 @@ def test_every_layer_gets_its_own(options):
     for num_keys in (1, 2, 77, 10_000_000):
         for scale in scales:
             torch.testing.assert_close(scale(num_keys), alone(scale, num_keys))
+            assert torch.equal(scale(num_keys), SSMaxScale.forward(scale, num_keys))
 
 
 COUNTS = [range(1, 8), torch.tensor([3, 1, 9]), torch.tensor([[3, 1, 9], [2, 2, 40]])]

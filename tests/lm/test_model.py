@@ -53,7 +53,9 @@ def test_the_papers_model_has_the_papers_size(rule, expected):
 def test_a_model_can_be_built_as_shapes_alone(rule):
     with torch.device("meta"):
         model = LM(LMConfig(rule=rule, num_layers=1))
+        losses = model.losses(torch.zeros(2, 9, dtype=torch.long))
     assert all(parameter.is_meta for parameter in model.parameters())
+    assert losses.is_meta and losses.shape == (2, 8)
 
 
 @pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "probe", "ssmax_no_s"])
@@ -61,7 +63,9 @@ def test_another_rule_keeps_every_other_weight(rule):
     """Configuration (e): softmax replaced after training."""
     model = make(rule="softmax")
     model.theta, model.residual_dtype = 500_000.0, torch.bfloat16
+    state = torch.get_rng_state()
     other = model.with_rule(rule)
+    assert torch.equal(torch.get_rng_state(), state)
     assert (other.config.rule, other.theta, other.training) == (rule, 500_000.0, model.training)
     assert other.residual_dtype is torch.bfloat16
     shared = dict(model.named_parameters())

@@ -9,6 +9,7 @@ import urllib.request
 
 import openai
 import pytest
+from pydantic import ValidationError
 from served import BYTES, END, Slow, drawn_prompts, engine_of, is_idle, serving, until
 from small_native import native
 from tiny_models import build, randomise
@@ -18,6 +19,7 @@ from ssmax.serve import endpoint
 from ssmax.serve.endpoint import Limits
 from ssmax.serve.graphs import graph_of
 from ssmax.serve.language import plain_language, transcript
+from ssmax.serve.wire import ChatAsked, CompletionAsked
 
 MODEL = native(vocab_size=257)
 LIMITS = Limits(max_prompt_tokens=700, max_new_tokens=600)
@@ -268,6 +270,22 @@ def test_a_bad_request_gets_openais_error_and_leaves_nothing_behind(
     assert (came, error["param"], error["code"]) == (status, param, code)
     assert says in error["message"] and error["type"] == "invalid_request_error"
     until(lambda: is_idle(engine))
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionAsked, {"prompt": [0] * 1000 + [""]}),
+        (CompletionAsked, {"prompt": [["a"] * 1000]}),
+        (ChatAsked, {"messages": [{}] * 1000}),
+        (ChatAsked, {"messages": [{"role": "user", "content": [{}] * 1000}]}),
+    ],
+)
+def test_a_list_is_left_at_its_first_wrong_item(kind, body):
+    """One error for each of millions took the server's memory."""
+    with pytest.raises(ValidationError) as wrong:
+        kind.model_validate({"model": "tiny", **body})
+    assert wrong.value.error_count() <= 4
 
 
 def test_a_body_without_its_type_is_told_what_to_send(client):

@@ -111,6 +111,23 @@ def test_a_step_that_fails_ends_its_rows_and_nothing_else():
         assert engine.totals.finished == {"error": 2, "length": 1}
 
 
+def test_rows_that_cannot_be_kept_end_and_the_engine_goes_on(monkeypatch):
+    def fails(past, rows, first):
+        raise torch.OutOfMemoryError("no room for the rows that stay")
+
+    told = []
+    with engine_of(Slow(native(vocab_size=257)), report=told.append) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(Past, "kept", fails)
+            requests = [Request(prompt=[1], max_new_tokens=length) for length in (3, 500)]
+            short, long = engine.submit(requests, lambda *_: None)
+            until(lambda: long.finish is not None)
+            assert (short.finish, long.finish) == ("length", "error")
+            assert "no room" in str(told[0])
+        (tokens,) = answers(engine, [Request(prompt=[1], max_new_tokens=3)])
+        assert len(tokens) == 3 and engine.is_running
+
+
 def test_a_row_that_cannot_go_on_ends_alone(monkeypatch):
     go_on = Job.go_on
 

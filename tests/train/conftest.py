@@ -99,7 +99,7 @@ def run_ranks():
     The store that they meet at is held here, so that nobody else can take its port.
     """
 
-    def run(number: int, *command: str) -> list[str]:
+    def run(number: int, *command: str, code: int = 0) -> list[str]:
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         shared = {
             **os.environ,
@@ -125,7 +125,7 @@ def run_ranks():
             for process in processes:
                 process.kill()
                 process.wait()
-        assert [process.returncode for process in processes] == [0] * number, said
+        assert [process.returncode for process in processes] == [code] * number, said
         return said
 
     return run

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.config import TrainConfig
-from ssmax.train.journal import read_journal
 from ssmax.train.world import alone
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -95,6 +95,16 @@ def test_an_error_of_one_rank_is_a_line_of_each(small, tmp_path, tokens):
     assert said and all("holds a run already" in line for line in said)
     assert len({line.split(":")[0] for line in said}) == len(said) <= 2
     assert "[rank" not in done.stderr
+
+
+def test_where_the_first_rank_cannot_write_none_waits(small, tmp_path, run_ranks):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "checkpoints").write_text("no folder")
+    config = json.dumps(small("b", run__steps=4).to_dict())
+    for said in run_ranks(2, str(WORKER), str(folder), config, code=1):
+        assert "File exists" in said or "Not a directory" in said
+        assert "cannot be written" in said
 
 
 def test_a_signal_to_torchrun_is_a_checkpoint_of_all_ranks(tmp_path, tokens):

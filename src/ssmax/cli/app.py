@@ -380,6 +380,10 @@ def serve(
     tokenizer: Annotated[
         str | None, typer.Option(help=f"{TOKENIZERS}; by default the model's own.")
     ] = None,
+    trust_program: Annotated[
+        bool,
+        typer.Option(help="Load what export --to torch-export wrote: such a file can run code."),
+    ] = False,
     device: Device = None,
 ) -> None:
     """Answer OpenAI's clients: completions and chats, many at a time."""
@@ -398,6 +402,7 @@ def serve(
         max_waiting=max_waiting,
         drain_seconds=drain_seconds,
         tokenizer=tokenizer,
+        trust_program=trust_program,
         device=device,
     )
 
@@ -667,6 +672,7 @@ def generate(
     import torch
 
     from ssmax.cli.runs import check_run
+    from ssmax.serve.language import Speech
     from ssmax.train import load_run_model, load_run_tokenizer
     from ssmax.train.world import device_of
 
@@ -677,8 +683,9 @@ def generate(
     if theta is not None:
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
-    is_alone = len(prompts) == 1
-    shown = ""
+    # One is shown as it comes.
+    speech = Speech(tokenizer.decode, ()) if len(prompts) == 1 else None
+    unsaid = prompts[0]
     for step in model.stream(
         [tokenizer.encode(prompt) for prompt in prompts],
         max_new_tokens,
@@ -691,13 +698,11 @@ def generate(
         for row, token in zip(new, step, strict=True):
             if token is not None:
                 row.append(token)
-        if is_alone:
-            # A character may be several tokens; the last one is shown when it is whole.
-            text = prompts[0] + tokenizer.decode(new[0]).rstrip("\ufffd")
-            print(text[len(shown) :], end="", flush=True)
-            shown = text
-    if is_alone:
-        print("" if shown else prompts[0])
+                if speech is not None:
+                    print(unsaid + speech.add(token), end="", flush=True)
+                    unsaid = ""
+    if speech is not None:
+        print(unsaid + speech.rest())
     else:
         for prompt, row in zip(prompts, new, strict=True):
             print(f"{prompt}{tokenizer.decode(row)}\n---")

@@ -37,6 +37,7 @@ def serve_shown(
     max_waiting: int,
     drain_seconds: int,
     tokenizer: str | None,
+    trust_program: bool,
     device: str | None,
 ) -> None:
     """Load, listen, answer until a signal; then finish what was begun."""
@@ -50,7 +51,9 @@ def serve_shown(
         raise ValueError(f"--drain-seconds must be at least 0, got {drain_seconds}")
     # Taken before a large model is loaded: a port in use is known at once.
     with _taken(host, port) as listening:
-        decoder, language, longest = load_served(folder, tokenizer, device)
+        decoder, language, longest = load_served(
+            folder, tokenizer, device, trust_program=trust_program
+        )
         if longest is not None and longest <= max_new_tokens:
             raise ValueError(
                 f"the model has learnt {longest} positions, prompt and answer together; "
@@ -102,7 +105,7 @@ def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:
 
 
 def load_served(
-    folder: Path, tokenizer: str | None, device: str | None
+    folder: Path, tokenizer: str | None, device: str | None, *, trust_program: bool = False
 ) -> tuple[Decoder, Language, int | None]:
     """What answers, what its tokens mean, and how many positions it has learnt, if they end."""
     from ssmax.train.world import device_of
@@ -110,7 +113,13 @@ def load_served(
     here = device_of(device)
     if (folder / GGUF).is_file():
         raise ValueError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
-    if (folder / ONNX).is_file() or (folder / PROGRAM).is_file():
+    is_onnx, is_program = (folder / ONNX).is_file(), (folder / PROGRAM).is_file()
+    if is_program and not is_onnx and not trust_program:
+        raise ValueError(
+            f"{folder} is a program of torch.export, and PyTorch's loader runs what code it finds "
+            "in one; give --trust-program if it is yours or you trust who made it"
+        )
+    if is_onnx or is_program:
         return FileDecoder(folder), _language(folder, tokenizer), _positions(folder)
     values, longest, ends = read_config(folder), None, []
     if "model_type" in values:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmax._files import write_whole
+from ssmax._files import in_turn, write_whole
 from ssmax.data.haystack import (
     DIGITS,
     Haystack,
@@ -135,19 +135,21 @@ def _finished(
         return {}
     others: list[NeedleTrial] = []
     cells: dict[tuple[int, float], list[NeedleTrial]] = {}
-    for trial in read_jsonl(out, NeedleTrial):
-        is_mine = (trial.run, trial.provenance.config_hash) == (run, config_hash)
-        home = cells.setdefault((trial.length, trial.depth), []) if is_mine else others
-        home.append(trial)
-    whole = {cell: found for cell, found in cells.items() if len(found) == trials}
-    kept = others + [trial for found in whole.values() for trial in found]
-    write_whole(out, "".join(to_json_line(trial) for trial in kept))
+    # Another process may measure another model into this file.
+    with in_turn(out.parent):
+        for trial in read_jsonl(out, NeedleTrial):
+            is_mine = (trial.run, trial.provenance.config_hash) == (run, config_hash)
+            home = cells.setdefault((trial.length, trial.depth), []) if is_mine else others
+            home.append(trial)
+        whole = {cell: found for cell, found in cells.items() if len(found) == trials}
+        kept = others + [trial for found in whole.values() for trial in found]
+        write_whole(out, "".join(to_json_line(trial) for trial in kept))
     return whole
 
 
 def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a") as file:
+    with in_turn(out.parent), out.open("a") as file:
         file.write("".join(to_json_line(trial) for trial in trials))
         file.flush()
         os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from ssmax.hf.conversion import (
     check_unconverted,
     converted_modules,
     first_three,
+    must_be_converted,
     refuse_misfits,
     unwrapped,
 )
@@ -30,9 +31,7 @@ _FAMILY = "model_type"
 
 def save(model: nn.Module, folder: str | Path) -> None:
     """Write a converted model's s and b, and how it was converted, into a folder."""
-    record = Conversion.of(model)
-    if record is None:
-        raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    record = must_be_converted(model)
     model = unwrapped(model)
     scales = [getattr(module, ATTRIBUTE) for _, module in converted_modules(model)]
     if any(hasattr(scale, "original_module") for scale in scales):

@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.scale import check_length
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
-INITS = ("identity", "paper", "anneal", "clamp")
+INITS: tuple[str, ...] = get_args(Init)
 LAYERS, ATTENTIONS = ("full", "all"), ("self", "all")
 KEY, RECORD = "ssmax", "_ssmax_conversion"
 """Where a model's config, and the model itself, say how it was converted."""
@@ -478,7 +478,7 @@ def window_of(module: nn.Module) -> int | None:
             return _positive(getattr(config, "attention_chunk_size", None))
         return window if "sliding" in kinds[index] else None
     # Mistral's layers are all alike, and take the window from the config when they are called.
-    return window if "sliding_window" in inspect.getsource(type(module).forward) else None
+    return window if "sliding_window" in _source(type(module).forward) else None
 
 
 def _positive(window: Any) -> int | None:

@@ -21,7 +21,7 @@ Count = int | range | Tensor
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
 # An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
-# is 0 from -104 on in float32: what is meant to be seen is never as low as this.
+# is 0 from -104 on in float32: a key as low as this has no weight, whatever put it there.
 _HIDDEN = -5e3
 # Kernels that add what they are given, where SDPA would take booleans for what is seen.
 _ADDING = ("eager", "flex")

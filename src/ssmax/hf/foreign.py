@@ -1,6 +1,7 @@
 """Checkpoints that already carry an s, by other names: taken over, or refused with the reason."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ DIALECTS = (
     ),
 )
 SUFFIXES = frozenset(dialect.suffix for dialect in DIALECTS)
+# Of from_pretrained's options, those that say which files are read.
+_WHICH_FILES = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 
 def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
@@ -54,7 +57,7 @@ def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
             f"({', '.join(sorted(SUFFIXES))}); it would be lost"
         )
     if any(_suffix(name) in SUFFIXES for name in left_over):
-        adopt(model, _folder_of(source))
+        adopt(model, _folder_of(source, options))
     return model
 
 
@@ -62,12 +65,11 @@ def _sounds_like_s(name: str) -> bool:
     return any(word in name.lower() for word in ("ssmax", "softmax_scale"))
 
 
-def _folder_of(source: str | Path) -> Path:
-    """Where the files of a model are, a copy of those on the Hub included."""
-    if Path(source).is_dir():
-        return Path(source)
+def _folder_of(source: str | Path, options: Mapping[str, Any]) -> Path:
+    """Where the files of a model are that was loaded so, a copy of those on the Hub included."""
     utilities = require("transformers.utils", extra="hf", purpose="reading checkpoints")
-    return Path(utilities.cached_file(source, "config.json")).parent
+    where = {name: options[name] for name in _WHICH_FILES if name in options}
+    return Path(utilities.cached_file(source, "config.json", **where)).parent
 
 
 def adopt(model: nn.Module, folder: str | Path) -> nn.Module:

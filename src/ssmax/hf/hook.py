@@ -5,7 +5,6 @@ have called; for all others nothing changes. The hook is installed by the first 
 """
 
 import functools
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -142,18 +141,14 @@ def _about(scale: "HookedScale") -> tuple[Any, ...] | None:
 
 def _together(num_keys: Count, scales: Sequence["HookedScale"]) -> Sequence[Tensor]:
     """s log n + b of every one, as SSMaxScale has it."""
-    s = torch.stack([scale.scale for scale in scales])
-    if isinstance(num_keys, int):
-        log_n: float | Tensor = math.log(num_keys)
-        columns = (*s.shape, 1)
-    else:
-        n = as_tensor(num_keys, s)
-        log_n = n.to(s.dtype).log().unsqueeze(-2)
-        columns = (len(s), *(1,) * (n.dim() - 1), -1, 1)
-    factors = s.view(columns) * log_n
+    s, n, columns = torch.stack([scale.scale for scale in scales]), num_keys, (len(scales), -1, 1)
+    if not isinstance(n, int):
+        n = as_tensor(n, s).unsqueeze(-2)
+        columns = (len(scales), *(1,) * (n.dim() - 2), -1, 1)
+    bias = None
     if scales[0].rule == "ssmax_bias":
-        factors = factors + torch.stack([scale.bias for scale in scales]).view(columns)
-    return factors.unbind()
+        bias = torch.stack([scale.bias for scale in scales]).view(columns)
+    return unchecked_ssmax_factor(n, s.view(columns), bias).unbind()
 
 
 def _queries(num_keys: Count) -> int:

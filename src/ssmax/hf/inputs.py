@@ -31,8 +31,11 @@ def own_tokenizer(source: str | Path, config: Any = None) -> Any:
 
 def copy_inputs(source: str | Path, out: Path, config: Any) -> None:
     """Tokenizer and processors from a folder or the Hub, as far as there are any."""
+    tokenizer = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        own_tokenizer(source, config).save_pretrained(out)
+        tokenizer = own_tokenizer(source, config)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
     folder = _folder_of(source)
     for path in (path for pattern in FILES for path in folder.glob(pattern) if path.is_file()):
         copy = out / path.relative_to(folder)

@@ -10,7 +10,7 @@ from torch import nn
 from ssmax._extras import require
 from ssmax._files import write_whole
 from ssmax.hf.bundle import Symbol, bundle
-from ssmax.hf.conversion import Conversion, unwrapped
+from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
 from ssmax.nn import RULES
 from ssmax.nn.scale import OWN_RULES
@@ -63,9 +63,7 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
     code by these.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
-    record = Conversion.of(model)
-    if record is None:
-        raise ValueError(f"this {type(model).__name__} is not converted; there is nothing to save")
+    record = must_be_converted(model)
     if RULES[record.rule] is not OWN_RULES.get(record.rule):
         raise ValueError(
             f"the rule {record.rule!r} is not this package's own, so that the file of code would "

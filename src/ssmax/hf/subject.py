@@ -92,7 +92,8 @@ class CausalSubject:
     """Answers the three questions of `ssmax.eval` through the model's own cache, head and code.
 
     `first` is the token that every text begins with where the model was trained so, as Llama's
-    beginning of sequence; a row that lacks it is read with it.
+    beginning of sequence; prompts that lack it are read with it, and so are all rows of a batch
+    of which one does.
     """
 
     def __init__(self, model: nn.Module, *, first: int | None = None) -> None:

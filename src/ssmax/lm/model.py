@@ -110,7 +110,9 @@ class LM(nn.Module):
     @torch.no_grad()
     def with_rule(self, rule: str) -> "LM":
         """A copy under another rule: the same weights, the new rule's own at their start."""
-        copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
+        # Its own weights are drawn for nothing; the caller's numbers stay where they are.
+        with torch.random.fork_rng(devices=[]):
+            copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
         shared = dict(self.named_parameters())
         for name, parameter in copy.named_parameters():
             if name in shared and ".ssmax." not in name:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import autocast_dtype
+
 COLDEST = 1e-20
 """Below it logits divided by the temperature overflow; long before, the largest takes all."""
 
@@ -80,7 +82,4 @@ def left_padded(
 
 def cache_dtype(weight: Tensor) -> torch.dtype:
     """What projections give: the weights' dtype, or autocast's."""
-    device = weight.device.type
-    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return weight.dtype
+    return autocast_dtype(weight.device, weight.dtype) or weight.dtype

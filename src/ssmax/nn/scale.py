@@ -64,7 +64,7 @@ RULES: dict[str, Rule] = {
         needs_length=True,
     ),
     "probe": Rule(
-        lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.p_n(n)),
+        lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.probe_table(n)),
         {"scale": _one, "bias": _zero},
         needs_length=True,
         starts_as_softmax=True,
@@ -130,7 +130,7 @@ class ProbeTable(_KeepsFloat32):
 
     def __init__(self, train_length: int) -> None:
         super().__init__()
-        rules.check_length(train_length)
+        rules.check_length(train_length, "train_length")
         self.p: nn.Parameter = nn.Parameter(torch.empty(int(train_length), dtype=torch.float32))
         self._has_warned = False
         self.reset_parameters()
@@ -197,7 +197,7 @@ class SSMaxScale(_KeepsFloat32):
                 "for example train_length=1024"
             )
         if train_length is not None:
-            rules.check_length(train_length)
+            rules.check_length(train_length, "train_length")
             train_length = int(train_length)
         if spec.floor_length is None and not (beta is None and floor_length is None):
             raise ValueError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
@@ -240,7 +240,7 @@ class SSMaxScale(_KeepsFloat32):
             raise AttributeError(f"rule={self.rule!r} was given no train_length")
         return self.train_length
 
-    def p_n(self, num_keys: Tensor) -> Tensor:
+    def probe_table(self, num_keys: Tensor) -> Tensor:
         """The probe's table, its own or the model's."""
         owner = self.table or self._shared_table[0]
         assert owner is not None

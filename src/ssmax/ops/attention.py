@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ssmax.ops.backends import Backend, attend
-from ssmax.ops.backends.call import at_least_float32, autocast_dtype
 from ssmax.ops.backends.eager import attention_weights
+from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import (
     Number,

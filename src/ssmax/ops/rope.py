@@ -9,6 +9,8 @@ together (the layout of GPT-NeoX and Llama); the channels after it pass through.
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
+
 
 def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
     """cos and sin of every position and frequency, (..., T, R / 2), float32, for rotary width R.
@@ -41,7 +43,7 @@ def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The rotation in float32 or wider, not yet cast back."""
-    wide = torch.promote_types(x_BHTD.dtype, torch.float32)
+    wide = at_least_float32(x_BHTD.dtype)
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     half = cos.shape[-1]

@@ -16,6 +16,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.visible import values_are_readable
 
 Number = float | Tensor
@@ -58,7 +59,7 @@ def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | Non
     """The same for n that was counted and s that was looked at: reading them again takes time."""
     if isinstance(num_keys, int) and isinstance(s, Tensor) and isinstance(bias, Tensor | None):
         # In one launch: the step of an eager decoder is made of little else.
-        log_n, s = math.log(num_keys), s.to(torch.promote_types(s.dtype, torch.float32))
+        log_n, s = math.log(num_keys), s.to(at_least_float32(s.dtype))
         return s * log_n if bias is None else torch.add(bias, s, alpha=log_n)
     if bias is None:
         n, s = _per_head(num_keys, s)

@@ -5,6 +5,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.scale import Number, check_finite, unchecked_ssmax_factor
 
 
@@ -81,7 +82,7 @@ def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
     if not (is_number or (isinstance(value, Tensor) and value.is_floating_point())):
         raise ValueError(f"{name} must be a number or a floating tensor, got {value!r}")
     if not isinstance(value, Tensor):
-        value = torch.tensor(float(value), dtype=torch.promote_types(z.dtype, torch.float32))
+        value = torch.tensor(float(value), dtype=at_least_float32(z.dtype))
     shape = (1,) * (z.dim() - value.dim()) + tuple(value.shape)
     fits = len(shape) == z.dim() and all(a in (1, b) for a, b in zip(shape, z.shape, strict=True))
     if not fits or shape[dim] != 1:
@@ -91,5 +92,5 @@ def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
             "logits pass it as (H, 1, 1)"
         )
     check_finite(name, value)
-    wide = torch.promote_types(z.dtype, torch.promote_types(value.dtype, torch.float32))
+    wide = torch.promote_types(z.dtype, at_least_float32(value.dtype))
     return value.to(z.device, wide).reshape(shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ssmax.serve.graphs import ONNX, PROGRAM
 from ssmax.serve.past import Past
-from ssmax.serve.sessions import Run, onnx_engine, onnx_run
+from ssmax.serve.sessions import Run, load_program, onnx_engine, onnx_run
 
 
 class Decoder(Protocol):
@@ -41,7 +41,7 @@ class FileDecoder:
             shapes = [entry.shape for entry in engine.get_inputs()[2:]]
             self._run, dtype = onnx_run(engine), torch.float32
         else:
-            program = torch.export.load(folder / PROGRAM)
+            program = load_program(folder / PROGRAM)
             assert program.example_inputs is not None
             past = program.example_inputs[0][2]
             shapes, dtype = [tensor.shape for tensor in past], past[0].dtype

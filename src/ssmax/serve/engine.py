@@ -161,11 +161,7 @@ class Engine:
         self._device = decoder.empty_past()[0].device
         self._changed = threading.Condition()
         self._is_open = False
-        self._waiting: deque[Job] = deque()
-        self._reading: _Reading | None = None
-        self._rows: list[Job] = []
-        self._past = Past(decoder.empty_past())
-        self._keep_BS = torch.zeros(0, 0, dtype=torch.long, device=self._device)
+        self._begin()
         self._thread = threading.Thread(target=self._serve, name="ssmax-engine", daemon=True)
 
     def __enter__(self) -> "Engine":
@@ -223,12 +219,26 @@ class Engine:
     @torch.no_grad()
     def _serve(self) -> None:
         while self._has_work():
-            self._drop_cancelled()
-            self._read()
-            self._step()
+            try:
+                self._drop_cancelled()
+                self._read()
+                self._step()
+            except Exception as error:
+                # As where a cache does not fit beside its copy without the rows that leave.
+                with self._changed:
+                    self._fail(self._all(), error)
+                    self._begin()
         for job in self._all():
             job.cancel()
         self._drop_cancelled()
+
+    def _begin(self) -> None:
+        """With nobody here."""
+        self._waiting: deque[Job] = deque()
+        self._reading: _Reading | None = None
+        self._rows: list[Job] = []
+        self._past = Past(self._decoder.empty_past())
+        self._keep_BS = torch.zeros(0, 0, dtype=torch.long, device=self._device)
 
     def _has_work(self) -> bool:
         """Wait for work; False once the engine closes."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssmax.hf.conversion import Conversion, window_of
+from ssmax.hf.conversion import must_be_converted, window_of
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.lm import LM, to_llama_weights
 from ssmax.nn import SSMaxScale
@@ -128,10 +128,8 @@ def _of_native(model: LM, end: int | None) -> LlamaForm:
 
 
 def _of_converted(model: Any) -> LlamaForm:
-    record = Conversion.of(model)
+    record = must_be_converted(model)
     kind = type(model).__name__
-    if record is None:
-        raise ValueError(f"this {kind} is not converted; ssmax.hf.convert gives it an s")
     config = model.config
     if kind not in ("LlamaForCausalLM", "MistralForCausalLM"):
         raise ValueError(

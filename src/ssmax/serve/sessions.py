@@ -32,9 +32,14 @@ def session(model: Any) -> Session:
     )
 
 
+def load_program(path: Path) -> torch.export.ExportedProgram:
+    """A file of torch.export; its loader unpickles, so that a file can run code of its own."""
+    return torch.export.load(path)
+
+
 def program_session(path: Path, empty_past: list[Tensor]) -> Session:
     """Of a file of torch.export."""
-    return _carried(torch.export.load(path).module(), empty_past)
+    return _carried(load_program(path).module(), empty_past)
 
 
 def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:

@@ -31,10 +31,6 @@ def write_converted(model: Any, folder: Path, *, end: int | None = None) -> None
     ends a text of a native model.
     """
     converted: Any = as_llama(model, end=end) if isinstance(model, LM) else model
-    if Conversion.of(converted) is None:
-        raise ValueError(
-            f"this {type(model).__name__} is not converted; ssmax.hf.convert gives it an s"
-        )
     save_remote_code(converted, folder)
 
 

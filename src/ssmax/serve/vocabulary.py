@@ -19,7 +19,9 @@ class End(NamedTuple):
 def end_of(tokenizer: str) -> End | None:
     """That of a tokenizer.json, as `ssmax.data` chooses it."""
     values = json.loads(tokenizer)
-    known = {token["content"]: token["id"] for token in values["added_tokens"]}
+    words = values["model"].get("vocab")
+    known = dict(words) if isinstance(words, dict) else {}
+    known |= {token["content"]: token["id"] for token in values["added_tokens"]}
     return next((End(known[text], text) for text in END_OF_DOCUMENT if text in known), None)
 
 

@@ -3,7 +3,7 @@
 import json
 import time
 import uuid
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -44,6 +44,9 @@ def _whole(text: str) -> str:
 Text = Annotated[str, AfterValidator(_whole)]
 Stop = Annotated[str, Field(min_length=1), AfterValidator(_whole)]
 Token = Annotated[int, Field(ge=0)]
+_T = TypeVar("_T")
+# A million items that are wrong would be a million errors, gathered before any limit is looked at.
+Listed = Annotated[list[_T], Field(fail_fast=True)]
 
 
 class ApiError(Exception):
@@ -118,7 +121,7 @@ class Asked(_Strict):
 class CompletionAsked(Asked):
     """POST /v1/completions."""
 
-    prompt: Text | list[Text] | list[Token] | list[list[Token]] = Field(min_length=1)
+    prompt: Text | Listed[Text] | Listed[Token] | Listed[Listed[Token]] = Field(min_length=1)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -138,7 +141,7 @@ class MessageAsked(_Strict):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | Listed[TextPart]
 
     def as_dict(self) -> dict[str, str]:
         """What templates read; they know no developer."""
@@ -151,7 +154,7 @@ class MessageAsked(_Strict):
 class ChatAsked(Asked):
     """POST /v1/chat/completions."""
 
-    messages: list[MessageAsked] = Field(min_length=1)
+    messages: Listed[MessageAsked] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
 
 

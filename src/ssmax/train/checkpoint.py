@@ -10,6 +10,7 @@ hashed, synced and renamed; the pointer moves last. Reading checks every hash fi
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -90,10 +91,8 @@ class CheckpointWriter:
         self.finish()
         final = checkpoint_folder(self.run, state.step)
         hidden = final.with_name(f".{final.name}.writing")
-        if self.world.is_first:
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
-        self.world.wait()
+        # Where the first rank cannot, the others do not wait for it.
+        self.world.first_does(functools.partial(_make_empty, hidden))
         written = _start_writing(dict(tensors), hidden, self.world)
         self._pending = threading.Thread(
             target=self._complete, args=(written, hidden, final, state), name="checkpoint"
@@ -151,6 +150,11 @@ class CheckpointWriter:
             shutil.rmtree(folder)
         for folder in (self.run / FOLDER).glob(".*.writing"):
             shutil.rmtree(folder)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
 @contextmanager

@@ -385,7 +385,7 @@ class _Phase:
         """Write the run as it is now, unless it is there already."""
         job = self.job
         if job.writer.last_step != self.state.step:
-            length = job.journal.sync() if job.journal is not None else 0
+            length = job.world.first_does(lambda: job.journal.sync() if job.journal else 0)
             state = dataclasses.replace(self.state, journal_bytes=length)
             job.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
             _event(job, "checkpoint", step=self.state.step)

@@ -12,7 +12,8 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from ssmax.ops.backends import eager, flex, sdpa, varlen
-from ssmax.ops.backends.call import Call, autocast_dtype
+from ssmax.ops.backends.call import Call
+from ssmax.ops.dtypes import autocast_dtype
 from ssmax.ops.visible import Visibility
 
 Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "flex", "eager"]

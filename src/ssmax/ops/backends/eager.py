@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ssmax.ops.backends.call import Call, at_least_float32
+from ssmax.ops.backends.call import Call
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.visible import Visibility
 
 

@@ -3,12 +3,14 @@
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
+
 
 def decode_attention_reference(
     q_BH1D: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, start_B: Tensor, stop_B: Tensor, scale: float
 ) -> Tensor:
     """Every key is looked at, those outside the bounds are hidden."""
-    wide = torch.promote_types(q_BH1D.dtype, torch.float32)
+    wide = at_least_float32(q_BH1D.dtype)
     group = q_BH1D.shape[1] // k_BGSD.shape[1]
     k, v = (x.to(wide).repeat_interleave(group, dim=1) for x in (k_BGSD, v_BGSD))
     place_S = torch.arange(k.shape[2], device=k.device)

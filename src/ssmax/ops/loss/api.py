@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.loss import reference
 
@@ -134,7 +135,7 @@ def _plus_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
         if total is None:
             return torch.mm(a, b, out_dtype=torch.float32)
         return torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
-    product = (a @ b).to(torch.promote_types(a.dtype, torch.float32))
+    product = (a @ b).to(at_least_float32(a.dtype))
     return product if total is None else total + product
 
 
@@ -180,17 +181,14 @@ def _losses_and_gradient_op(
 
 @_losses_and_gradient_op.register_fake
 def _(logits, targets, vocabulary, ignore_index, gradient):
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    wide = at_least_float32(logits.dtype)
     return logits.new_empty(logits.shape[0], dtype=wide)
 
 
 def _for_product(weight_VC: Tensor, hidden_NC: Tensor) -> Tensor:
     """The weight in the product's dtype, autocast's where it is on, and of a width it likes."""
-    device = hidden_NC.device.type
     dtype = torch.promote_types(hidden_NC.dtype, weight_VC.dtype)
-    if torch.is_autocast_enabled(device) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(device)
-    weight_VC = weight_VC.to(dtype)
+    weight_VC = weight_VC.to(autocast_dtype(hidden_NC.device, dtype) or dtype)
     padding = -weight_VC.shape[0] % COLUMNS_TOGETHER if weight_VC.is_cuda else 0
     return torch.nn.functional.pad(weight_VC, (0, 0, 0, padding)) if padding else weight_VC
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.implementation import traceable
 
 # Measured on an H200 (LOG.md): the best of fifteen.
@@ -82,7 +83,7 @@ def losses_and_gradient_(
 ) -> Tensor:
     """The loss of every token; where asked, the logits are overwritten by their gradient."""
     tokens, columns = logits_nV.shape
-    wide = torch.promote_types(logits_nV.dtype, torch.float32)
+    wide = at_least_float32(logits_nV.dtype)
     losses_n = torch.empty(tokens, dtype=wide, device=logits_nV.device)
     if tokens == 0:
         return losses_n

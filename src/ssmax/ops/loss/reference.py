@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ssmax.ops.dtypes import at_least_float32
+
 
 def losses_and_gradient(
     logits_nV: Tensor, targets_n: Tensor, vocabulary: int, ignore_index: int, gradient: bool
@@ -11,7 +13,7 @@ def losses_and_gradient(
 
     Columns from `vocabulary` on are padding: they have no part in the loss and no gradient.
     """
-    wide = torch.promote_types(logits_nV.dtype, torch.float32)
+    wide = at_least_float32(logits_nV.dtype)
     target_n1 = targets_n.unsqueeze(-1)
     counts_n1 = target_n1 != ignore_index
     target_n1 = target_n1.masked_fill(~counts_n1, 0)

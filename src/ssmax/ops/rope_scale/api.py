@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import (
@@ -193,7 +194,7 @@ def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
         raise ValueError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
     if not factor.is_floating_point():
         raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
-    factor = factor.to(torch.promote_types(factor.dtype, torch.float32))
+    factor = factor.to(at_least_float32(factor.dtype))
     try:
         return _for_every_head_and_token(factor, q)
     except RuntimeError:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.rope import rotate
 
 
@@ -55,6 +56,6 @@ def rope_scale_step(
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    halves = x.to(torch.promote_types(x.dtype, torch.float32)).unflatten(-1, (2, cos.shape[-1]))
+    halves = x.to(at_least_float32(x.dtype)).unflatten(-1, (2, cos.shape[-1]))
     sign = torch.arange(-1, 2, 2, device=x.device, dtype=sin.dtype).unsqueeze(-1)
     return (halves * cos.unsqueeze(-2) + halves.flip(-2) * (sin.unsqueeze(-2) * sign)).flatten(-2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,23 @@ def write_whole(path: Path, text: str) -> None:
     """A text file that is the old one or the new one, also after a loss of power."""
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill that takes the place of an empty one, or of none, once it is full."""
+    # Also where it is "." or a link.
+    folder = folder.resolve()
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

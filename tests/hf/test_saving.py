@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -461,6 +462,25 @@ def test_inputs_of_a_model_of_the_hub_are_copied_from_there(tmp_path, monkeypatc
     (tmp_path / "out").mkdir()
     copy_inputs("theirs/model", tmp_path / "out", transformers.LlamaConfig())
     assert (tmp_path / "out" / "preprocessor_config.json").read_text() == "{}"
+
+
+def test_a_conversion_that_cannot_be_written_leaves_nothing(tmp_path, capsys, monkeypatch):
+    from ssmax.cli import app
+
+    def full(tokenizer, folder):
+        raise OSError("No space left on device")
+
+    build("llama").save_pretrained(tmp_path / "base")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 5}, "a"))
+    known = transformers.PreTrainedTokenizerFast(tokenizer_object=words)
+    known.save_pretrained(tmp_path / "base")
+    typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(known), "save_pretrained", full)
+        assert app.run(typed) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["base"]
+    assert app.run(typed) == 0 and (tmp_path / "out" / "tokenizer.json").is_file()
 
 
 def test_the_command_line_converts_what_it_cannot_verify_and_says_so(tmp_path, capsys):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
+from ssmax._files import whole_folder
 from ssmax.tiny import run_folder
 from ssmax.train.journal import JOURNAL
 
@@ -67,24 +68,24 @@ def convert_shown(
     except UnverifiedError as error:
         # Converted all the same: only somebody with its pictures or sounds can look.
         unverified = str(error)
-    if adapter:
-        ssmax.hf.save(model, out)
-        how = f"ssmax.hf.load(base, {str(out)!r})"
-    elif has_code:
-        ssmax.hf.save_remote_code(model, out, strict=strict)
-        known = json.loads((out / "config.json").read_text())["auto_map"]
-        own = f".{CLASS_PREFIX}{type(model).__name__}"
-        auto = next(name for name in known if known[name].endswith(own))
-        how = (
-            f"ssmax.hf.from_pretrained({str(out)!r}), which runs no code of the folder; people "
-            f"without ssmax who trust that code, with {auto}.from_pretrained({str(out)!r}, "
-            "trust_remote_code=True)"
-        )
-    else:
-        model.save_pretrained(out)
-        how = f"ssmax.hf.from_pretrained({str(out)!r})"
-    if not adapter:
-        copy_inputs(source, out, model.config)
+    how = f"ssmax.hf.from_pretrained({str(out)!r})"
+    with whole_folder(out) as partial:
+        if adapter:
+            ssmax.hf.save(model, partial)
+            how = f"ssmax.hf.load(base, {str(out)!r})"
+        elif has_code:
+            ssmax.hf.save_remote_code(model, partial, strict=strict)
+            known = json.loads((partial / "config.json").read_text())["auto_map"]
+            own = f".{CLASS_PREFIX}{type(model).__name__}"
+            auto = next(name for name in known if known[name].endswith(own))
+            how += (
+                ", which runs no code of the folder; people without ssmax who trust that code, "
+                f"with {auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
+            )
+        else:
+            model.save_pretrained(partial)
+        if not adapter:
+            copy_inputs(source, partial, model.config)
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:

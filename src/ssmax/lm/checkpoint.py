@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,19 @@ def save_lm(model: LM, folder: str | Path) -> None:
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     from safetensors import SafetensorError
 
-    try:
-        safetensors.save_file(weights, folder / WEIGHTS)
-    except SafetensorError as error:
-        # A full disk, which safetensors tells as an error of its own.
-        raise OSError(f"{folder / WEIGHTS} was not saved: {error}") from error
     # Theta may have been changed on the model.
     config = dataclasses.replace(model.config, theta=model.theta)
     values = {"format": FORMAT, **config.to_dict()}
-    (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+    # New weights do not meet an old configuration, nor half of them a new one.
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
+        try:
+            safetensors.save_file(weights, Path(own) / WEIGHTS)
+        except SafetensorError as error:
+            # A full disk, which safetensors tells as an error of its own.
+            raise OSError(f"{folder / WEIGHTS} was not saved: {error}") from error
+        (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        for name in (WEIGHTS, CONFIG):
+            (Path(own) / name).replace(folder / name)
 
 
 def load_lm(

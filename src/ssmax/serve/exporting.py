@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax._files import whole_folder
 from ssmax.hf.subject import learnt_positions
 from ssmax.lm import LM
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
@@ -67,11 +67,7 @@ def export(
     model.eval()
     try:
         tokens = _tokens(model, prompt)
-        # Whole under its name, or not there.
-        partial = folder.with_name(f".{folder.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
+        with whole_folder(folder) as partial:
             written = _write(model, partial, to, weights, fit, tokens.shape[1], tokenizer)
             agreement = checking.compare(
                 sessions.session(model), written.opened(), tokens, progress
@@ -86,11 +82,6 @@ def export(
                 folder=folder, to=to, weights=weights, how=written.how, agreement=agreement
             )
             (partial / "README.md").write_text(card.text(done))
-            if folder.exists():
-                folder.rmdir()
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     finally:
         model.train(was_training)
     return done

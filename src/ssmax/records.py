@@ -20,6 +20,8 @@ Record = TypeVar("Record")
 
 PIECE_VARIABLE = "SSMAX_PIECE"
 """Names the piece of a study to the processes that make its records."""
+RUN_CONFIG, JOURNAL = "config.json", "journal.jsonl"
+"""What a run writes of itself: its settings with their provenance, and a line for every step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,6 +195,16 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records
+
+
+def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The lines of a journal, of one kind or all; a last line cut short is left out.
+
+    A "step" (or "nonfinite") has its loss, lr and grad_norm, a "validation" its loss, a "scale" the
+    values of every rule's parameters by name; each says after which step.
+    """
+    lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+    return [line for line in lines if kind is None or line["kind"] == kind]
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ import pytest
 from ssmax.data import preparation as module
 from ssmax.data.preparation import prepare, text_to_measure
 from ssmax.data.shards import ShardSet, read_header
+from ssmax.data.tasks import Task
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.data.workers import run_all
 
@@ -319,6 +320,15 @@ def test_progress_counts_up_to_everything(tmp_path):
     assert last.num_tokens == prepared.num_tokens + prepared.validation_tokens
     assert last.num_documents == prepared.num_documents + prepared.validation_documents
     assert last.skipped == prepared.skipped == 3
+
+
+def test_progress_costs_the_same_for_every_task(tmp_path, monkeypatch):
+    source, asked, heard = write_texts(tmp_path / "texts"), [], []
+    size = Task.size.fget
+    monkeypatch.setattr(Task, "size", property(lambda task: asked.append(task) or size(task)))
+    run(source, tmp_path / "out", on_progress=heard.append)
+    # Once for the total, once when it is done.
+    assert len(asked) == 2 * heard[-1].total_tasks
 
 
 def test_a_source_without_documents_is_refused_and_says_why(tmp_path):

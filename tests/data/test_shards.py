@@ -308,10 +308,8 @@ def test_a_broken_index_is_refused_by_name(tmp_path, text):
         ShardSet.open(tmp_path)
 
 
-def test_verification_names_the_damaged_shard_and_tells_how_far_it_came(tmp_path):
-    opened, heard = ShardSet.open(make_set(tmp_path)), []
-    opened.verify(heard.append)
-    assert sum(heard) == 16 + 16 + 0 + (253 * 2 + 6 + 16) + 16 + 8
+def test_verification_names_the_damaged_shard(tmp_path):
+    ShardSet.open(make_set(tmp_path)).verify()
     with (tmp_path / "003.shard").open("r+b") as file:
         file.seek(4096)
         file.write(b"\6")

@@ -59,7 +59,7 @@ DRAWN = {
     "figure1": lambda: figures.figure1([10, 100, 1000]),
     "figure1_in_heads": lambda: figures.figure1_in_heads({"a": [FADING]}, train_length=16),
     "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
-    "figure3": lambda: figures.figure3((10, 100)),
+    "figure3": figures.figure3,
     "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
     "figure5": lambda: figures.figure5({"a": [LOSS], "b": [LOSS]}, train_length=128),
     "figure6": lambda: figures.figure6(dict.fromkeys("abcd", GRID)),

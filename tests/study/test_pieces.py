@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 import re
 import shutil
 import tarfile
@@ -260,6 +261,19 @@ def test_what_a_study_decides_is_not_set(key, tmp_path, capsys):
     typed = ["reproduce", "--dry-run", "--set", key, "--out", str(tmp_path / "s")]
     assert app.run(typed) == 2
     assert f"{key.partition('=')[0]} is different for every run" in capsys.readouterr().err
+
+
+def test_a_damaged_piece_is_refused(tmp_path):
+    # Long enough that opening it does not read it all.
+    (tmp_path / "study.json").write_bytes(random.Random(0).randbytes(100_000))
+    archive = tmp_path / "p.tar.xz"
+    with tarfile.open(archive, "w:xz") as packed:
+        packed.add(tmp_path / "study.json", "study.json")
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2] ^= 1
+    archive.write_bytes(content)
+    with pytest.raises(ValueError, match="is no piece of a study"):
+        gather([archive], tmp_path / "study")
 
 
 def test_what_is_no_piece_is_refused(tmp_path):

@@ -15,10 +15,10 @@ from ssmax.data import prepare
 from ssmax.data.qa import Example
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.hf.conversion import Conversion
+from ssmax.records import read_journal
 from ssmax.train import finetune_converted
 from ssmax.train.converted import ConvertedLoss, restarting_positions
 from ssmax.train.finetuning import question_rows
-from ssmax.train.journal import read_journal
 from ssmax.train.world import alone
 
 CPU = alone(torch.device("cpu"))

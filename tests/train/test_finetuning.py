@@ -16,6 +16,7 @@ from ssmax.data.invented import COLOURS, invented_questions
 from ssmax.data.qa import IGNORE, UNANSWERABLE, encode_questions
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.lm import LM
+from ssmax.records import read_journal
 from ssmax.train import (
     finetune,
     finetuning,
@@ -25,7 +26,6 @@ from ssmax.train import (
     read_run_config,
 )
 from ssmax.train.finetuning import Rows
-from ssmax.train.journal import read_journal
 from ssmax.train.parallel import Loss
 from ssmax.train.world import alone
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ssmax._extras import require
 from ssmax._files import whole_folder
+from ssmax.records import JOURNAL
 from ssmax.tiny import run_folder
-from ssmax.train.journal import JOURNAL
 
 _ARGUMENT = re.compile(r"\b(rule|init|layers|attention|bias|train_length)=(?:'(\w+)'|(\w+))")
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from ssmax.cli.options import TINY
-from ssmax.train.run import CONFIG
+from ssmax.records import RUN_CONFIG
 
 
 def check_run(folder: Path, *, otherwise: str = "") -> None:
     """Refuse what is no run; `otherwise` says what the verb takes besides."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / RUN_CONFIG).is_file():
         raise ValueError(
-            f"{folder} is no run: it holds no {CONFIG}; give one that ssmax pretrain made, or "
+            f"{folder} is no run: it holds no {RUN_CONFIG}; give one that ssmax pretrain made, or "
             f"{TINY}{otherwise}"
         )

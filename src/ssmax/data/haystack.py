@@ -33,6 +33,8 @@ CITIES = (
     "Vienna",
 )
 DIGITS = 7
+TEXT_TOKENS = 4_000_000
+"""Of the text that needles are hidden in, at most."""
 PAPERS_NEEDLE = ("Tokyo", "8106422")
 
 Encode = Callable[[str], list[int]]
@@ -182,6 +184,12 @@ def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:
         if hay[place - 1] in breaks:
             return place
     return wanted
+
+
+def haystack_text(shards: ShardSet) -> np.ndarray:
+    """The tokens to hide needles in: as the text runs on, without ends of documents."""
+    tokens = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
+    return tokens[tokens != shards.vocabulary.end_of_document]
 
 
 def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:

@@ -61,7 +61,7 @@ COLOURS = (
 UNANSWERABLE_SHARE = 0.1
 
 
-def invented_questions(count: int, *, seed: int, max_facts: int = 8) -> list[Question]:
+def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:
     """So many questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
     if max_facts < 2:
         raise ValueError(f"max_facts must be at least 2, got {max_facts}")

@@ -6,6 +6,7 @@ last, so a folder with one is whole.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections import Counter
@@ -61,14 +62,14 @@ class Prepared:
 class Progress:
     """How far a preparation is."""
 
-    done_tasks: int
+    done_tasks: int = 0
     total_tasks: int
-    done_bytes: int
+    done_bytes: int = 0
     """Of the source, as far as sizes are known."""
     total_bytes: int
-    num_tokens: int
-    num_documents: int
-    skipped: int
+    num_tokens: int = 0
+    num_documents: int = 0
+    skipped: int = 0
 
 
 def prepare(
@@ -116,12 +117,19 @@ def prepare(
         if loaded.definition is not None:
             write_whole(out / FILE, loaded.definition)
         records = {task.number: record for task in tasks if (record := finished_record(task, out))}
+        progress = Progress(total_tasks=len(tasks), total_bytes=sum(task.size for task in tasks))
+        for number, record in records.items():
+            progress = _further(progress, tasks[number], record)
 
         def report() -> None:
             if on_progress is not None:
-                on_progress(_progress(tasks, records))
+                on_progress(progress)
 
         def keep(record: Record) -> None:
+            nonlocal progress
+            # A task is done again where a document changes sides.
+            if record.task not in records:
+                progress = _further(progress, tasks[record.task], record)
             records[record.task] = record
             report()
 
@@ -229,16 +237,15 @@ def _finish(out: Path, records: dict[int, Record], settings: dict[str, Any]) -> 
     )
 
 
-def _progress(tasks: Sequence[Task], records: dict[int, Record]) -> Progress:
-    done = records.values()
-    return Progress(
-        done_tasks=len(records),
-        total_tasks=len(tasks),
-        done_bytes=sum(task.size for task in tasks if task.number in records),
-        total_bytes=sum(task.size for task in tasks),
-        num_tokens=sum(sum(record.tokens.values()) for record in done),
-        num_documents=sum(sum(record.documents.values()) for record in done),
-        skipped=sum(len(record.skipped) for record in done),
+def _further(progress: Progress, task: Task, record: Record) -> Progress:
+    """One task on: summed anew at each, tens of thousands of tasks would take an hour."""
+    return dataclasses.replace(
+        progress,
+        done_tasks=progress.done_tasks + 1,
+        done_bytes=progress.done_bytes + task.size,
+        num_tokens=progress.num_tokens + sum(record.tokens.values()),
+        num_documents=progress.num_documents + sum(record.documents.values()),
+        skipped=progress.skipped + len(record.skipped),
     )
 
 

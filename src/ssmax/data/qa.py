@@ -112,12 +112,6 @@ def encode_questions(
     return examples, num_dropped
 
 
-def pack(examples: Sequence[Example], *, length: int, order: np.ndarray) -> list[Packed]:
-    """The examples, taken in order, as rows of length tokens."""
-    rows = _plan([example.tokens.size for example in examples], length, order)
-    return [_lay([examples[index] for index in row], length) for row in rows]
-
-
 class QuestionStream:
     """Packed rows in an endless order that depends on the seed and the sample's number alone.
 

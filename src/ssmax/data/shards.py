@@ -14,7 +14,7 @@ import os
 import struct
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +27,8 @@ from ssmax._files import whole_file
 SUFFIX, INDEX = ".shard", "index.json"
 MAGIC, VERSION = b"SSMAXSHD", 1
 INDEX_FORMAT = "ssmax-shards-1"
+VERIFIED_TOKENS = 1 << 30
+"""Text up to this size is read and compared with its checksums before it is used."""
 
 _PREFIX = struct.Struct("<8sIII")
 _PAGE = 4096
@@ -195,8 +197,8 @@ class Shard:
         self.tokens = mapped[self._block_length : tokens_end].view(dtype)
         self.starts = np.asarray(mapped[starts_at:]).view(_INT64)
 
-    def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Read it all and compare the checksum; on_bytes hears the size of each piece read."""
+    def verify(self) -> None:
+        """Read it all and compare the checksum."""
         digest = hashlib.sha256()
         # Read rather than looked at through the map: a file cut short meanwhile is an error here
         # and would be a dead process there.
@@ -204,8 +206,6 @@ class Shard:
             file.seek(self._block_length)
             while piece := file.read(2**22):
                 digest.update(piece)
-                if on_bytes is not None:
-                    on_bytes(len(piece))
         if digest.hexdigest() != self.header.sha256:
             raise _damaged(self.path, "its tokens do not match their checksum")
 
@@ -342,10 +342,15 @@ class ShardSet:
         ]
         return np.concatenate(starts).astype(np.int64)
 
-    def verify(self, on_bytes: Callable[[int], None] | None = None) -> None:
-        """Read every shard and compare its checksum; on_bytes hears the size of each piece."""
+    def verify(self) -> None:
+        """Read every shard and compare its checksum."""
         for number in range(len(self._entries)):
-            self._shard(number).verify(on_bytes)
+            self._shard(number).verify()
+
+    def verify_small(self) -> None:
+        """Verify up to VERIFIED_TOKENS; of more text only sizes are compared, when it is opened."""
+        if self.num_tokens <= VERIFIED_TOKENS:
+            self.verify()
 
     def _open_shard(self, number: int) -> Shard:
         entry = self._entries[number]

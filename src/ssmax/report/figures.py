@@ -93,20 +93,22 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
     return figure
 
 
-def figure3(sizes: Sequence[int] = FIGURE_3_SIZES, s: float = FIGURE_1_S) -> Any:
+def figure3() -> Any:
     """C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     figure, axes = new_figure(9.0, 4.0, columns=2)
     tops = np.linspace(0.0, 20.0, 201)
     for column, name in enumerate(("a", "b")):
         axis = axes[0, column]
-        for shade, n in zip(np.linspace(0.35, 1.0, len(sizes)), sizes, strict=True):
-            factor = 1.0 if name == "a" else s * math.log(n)
+        shades = np.linspace(0.35, 1.0, len(FIGURE_3_SIZES))
+        for shade, n in zip(shades, FIGURE_3_SIZES, strict=True):
+            factor = 1.0 if name == "a" else FIGURE_1_S * math.log(n)
             largest = [softmax_output_of_last(figure3_input(n, top), factor) for top in tops]
             axis.plot(tops, largest, color=look(name).colour, alpha=shade, label=f"n = {n:,}")
         axis.set(xlabel="z_max", ylabel="output of z_max", ylim=(0, 1.02))
-        axis.set_title("softmax" if name == "a" else f"SSMax, s = {s}")
+        axis.set_title("softmax" if name == "a" else f"SSMax, s = {FIGURE_1_S}")
         if name == "b":
-            axis.axvline(1.0 + 1.0 / s, color="#777777", linestyle=":", label="1 + 1/s")
+            critical = 1.0 + 1.0 / FIGURE_1_S
+            axis.axvline(critical, color="#777777", linestyle=":", label="1 + 1/s")
         _legend(axis)
     return figure
 

@@ -1,8 +1,10 @@
 """What a study left on disk, read back: by configuration, then by seed and piece."""
 
 import json
+import lzma
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,12 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ssmax.records import (
+    JOURNAL,
+    RUN_CONFIG,
     Comparison,
     Fading,
     NeedleScore,
     NeedleTrial,
     PositionLoss,
     Provenance,
+    read_journal,
     read_jsonl,
 )
 from ssmax.report.style import LOOKS
@@ -159,7 +164,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
         try:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
-        except (OSError, EOFError, tarfile.TarError) as error:
+        except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             raise ValueError(f"{archive} is no piece of a study: {error}") from None
         yield Path(folder)
 
@@ -213,7 +218,7 @@ def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
-    journal = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    journal = read_journal(run / JOURNAL)
     steps = [line for line in journal if line["kind"] == "step"]
     losses = [line["loss"] for line in steps]
     scales = [line["values"] for line in journal if line["kind"] == "scale"]
@@ -223,5 +228,5 @@ def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> Non
         findings.curves.setdefault(name, {})[replica] = ([line["step"] for line in steps], losses)
     if scales:
         findings.scales.setdefault(name, {})[replica] = scales[-1]
-    values = json.loads((run / "config.json").read_text())["provenance"]
+    values = json.loads((run / RUN_CONFIG).read_text())["provenance"]
     findings.provenances.append((f"pretraining, {name}, {replica}", Provenance(**values)))

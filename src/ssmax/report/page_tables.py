@@ -45,11 +45,11 @@ def table(header: Iterable[str], rows: Iterable[Sequence[str]], *, caption: str 
     )
 
 
-def thin(values: Sequence[Any], rows: int = MAX_ROWS) -> list[Any]:
-    """At most so many of the values, evenly spread, both ends kept."""
-    if len(values) <= rows:
+def thin(values: Sequence[Any]) -> list[Any]:
+    """At most MAX_ROWS of the values, evenly spread, both ends kept."""
+    if len(values) <= MAX_ROWS:
         return list(values)
-    return [values[round(i * (len(values) - 1) / (rows - 1))] for i in range(rows)]
+    return [values[round(i * (len(values) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
 
 
 def label(payload: Mapping[str, Any], name: str) -> str:

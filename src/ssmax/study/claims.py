@@ -8,6 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ NOT_MEASURED = "not measured"
 STRETCHES = 5
 """A learning curve is compared in so many stretches after its first tenth, the warm-up; few and
 long, since neighbouring steps of a run differ alike."""
-TOP_HEADS = 25 / 144
+TOP_SHARE = 25 / 144
 """The share of the heads that figure 7 shows."""
 
 Items = dict[Replica, list[float]]
@@ -54,6 +55,17 @@ class Pair:
         return not self.is_papers or CONTROL in (self.first, self.second)
 
 
+class Result(NamedTuple):
+    """A comparison that was made, wherever that was."""
+
+    claim: str
+    text: str
+    interval: Interval
+    unit: str
+    verdict: str
+    is_ours: bool = False
+
+
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
     """Every comparison that what was measured allows."""
     results = [*_claim_1(findings), *_claim_2(findings), *_claim_3()]
@@ -61,22 +73,16 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
         results += claim(findings)
     return [
         Comparison(
-            claim=name,
-            text=text,
-            effect=interval.effect,
-            unit=unit,
-            low=interval.low,
-            high=interval.high,
-            basis=interval.basis,
-            verdict=verdict,
-            is_ours=is_ours,
+            claim=result.claim,
+            text=result.text,
+            **dataclasses.asdict(result.interval),
+            unit=result.unit,
+            verdict=result.verdict,
+            is_ours=result.is_ours,
             provenance=provenance,
         )
-        for name, text, interval, unit, verdict, is_ours in results
+        for result in results
     ]
-
-
-Result = tuple[str, str, Interval, str, str, bool]
 
 
 def _claim_1(findings: Findings) -> list[Result]:
@@ -84,10 +90,10 @@ def _claim_1(findings: Findings) -> list[Result]:
     faded = exact(figure1_output(sizes[-1], 1.0) - figure1_output(sizes[0], 1.0))
     least = exact(min(figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
     return [
-        ("C1", "softmax's largest output falls between n = 2 and n = 65,536", faded,
-         "of the weight", faded.verdict("below"), False),
-        ("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least,
-         "over 0.8", least.verdict("above"), False),
+        Result("C1", "softmax's largest output falls between n = 2 and n = 65,536", faded,
+               "of the weight", faded.verdict("below")),
+        Result("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least,
+               "over 0.8", least.verdict("above")),
         *_in_the_heads(findings),
     ]  # fmt: skip
 
@@ -132,7 +138,7 @@ def _claim_2(findings: Findings) -> list[Result]:
         Pair("log n", "near", "power", "log n fits as well as the best power of n, within 0.02 "
              "of the variance", 0.02),
     ]  # fmt: skip
-    rises = ("C2", "the learnt p_n rises with log n", slope, "a1", slope.verdict("above"), False)
+    rises = Result("C2", "the learnt p_n rises with log n", slope, "a1", slope.verdict("above"))
     return [rises, *_judged("C2", pairs, squares, what="values of n", unit="of the variance")]
 
 
@@ -152,10 +158,10 @@ def _claim_3() -> list[Result]:
     grows = exact(min(np.diff(softmax)))
     bounded = exact(max(ssmax) - (1 + 1 / FIGURE_1_S))
     return [
-        ("C3", "the z_max that softmax needs grows with every tenfold n to 100,000", grows,
-         "a step", grows.verdict("above"), False),
-        ("C3", "the z_max that SSMax needs never exceeds 1 + 1/s", bounded,
-         "over 1 + 1/s", bounded.verdict("below"), False),
+        Result("C3", "the z_max that softmax needs grows with every tenfold n to 100,000", grows,
+               "a step", grows.verdict("above")),
+        Result("C3", "the z_max that SSMax needs never exceeds 1 + 1/s", bounded,
+               "over 1 + 1/s", bounded.verdict("below")),
     ]  # fmt: skip
 
 
@@ -269,7 +275,7 @@ def _claim_6(findings: Findings) -> list[Result]:
 def _claim_7(findings: Findings) -> list[Result]:
     def top(score: NeedleScore) -> float:
         ranked = sorted((value for row in score.number_scores for value in row), reverse=True)
-        return float(np.mean(ranked[: max(1, round(TOP_HEADS * len(ranked)))]))
+        return float(np.mean(ranked[: max(1, round(TOP_SHARE * len(ranked)))]))
 
     items = {
         name: {seed: [top(score) for score in scores] for seed, scores in by_seed.items()}
@@ -309,7 +315,7 @@ def _judged(
 ) -> list[Result]:
     made = [_judge_pair(claim, pair, items, what=what, unit=unit) for pair in pairs]
     # A claim of which nothing was measured is left out whole.
-    return made if any(result[4] != NOT_MEASURED for result in made) else []
+    return made if any(result.verdict != NOT_MEASURED for result in made) else []
 
 
 def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, unit: str) -> Result:
@@ -322,15 +328,9 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
         interval = _interval(items[pair.first], items[pair.second], what=what)
     except ValueError as error:
         nothing = Interval(effect=0.0, low=0.0, high=0.0, basis=str(error))
-        return claim, pair.text, nothing, unit, NOT_MEASURED, pair.is_ours
-    return (
-        claim,
-        pair.text,
-        interval,
-        unit,
-        interval.verdict(pair.expected, pair.margin),
-        pair.is_ours,
-    )
+        return Result(claim, pair.text, nothing, unit, NOT_MEASURED, pair.is_ours)
+    verdict = interval.verdict(pair.expected, pair.margin)
+    return Result(claim, pair.text, interval, unit, verdict, pair.is_ours)
 
 
 def _interval(first: Items, second: Items, *, what: str) -> Interval:

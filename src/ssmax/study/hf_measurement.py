@@ -9,9 +9,8 @@ from ssmax._extras import require
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.hf.subject import CausalSubject, load_causal
-from ssmax.records import config_hash
+from ssmax.records import RUN_CONFIG, config_hash
 from ssmax.study.measurement import Measurement, weights_hash
-from ssmax.train.run import CONFIG as RUN_CONFIG
 from ssmax.train.run import MODEL
 from ssmax.train.world import device_of
 

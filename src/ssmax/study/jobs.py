@@ -7,6 +7,7 @@ import numpy as np
 
 from ssmax.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax.data.preparation import prepare
+from ssmax.records import RUN_CONFIG
 from ssmax.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
 from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
@@ -141,7 +142,7 @@ def _count(what: str, done: int, total: int) -> None:
 
 
 def _is_begun(run: Path) -> bool:
-    return (run / "config.json").exists()
+    return (run / RUN_CONFIG).exists()
 
 
 def _check(outcome: Outcome) -> None:

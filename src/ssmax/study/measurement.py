@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ssmax._files import in_turn, write_whole
-from ssmax.data.haystack import Needle, long_rows
+from ssmax.data.haystack import Needle, haystack_text, long_rows
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tokenizer import FILE as TOKENIZER
@@ -42,7 +42,6 @@ from ssmax.report.findings import (
 )
 from ssmax.report.side_by_side import FILES
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax.train.pretraining import VERIFIED_TOKENS
 from ssmax.train.run import text_of_run
 from ssmax.train.world import device_of
 
@@ -77,7 +76,8 @@ class Measurement:
         self.run = run
         self.identity = identity
         """All that makes the model what it is, for the provenance of its numbers."""
-        self.data = data
+        self.shards: ShardSet = ShardSet.open(data)
+        """The text."""
         self.results = results
         self.device = device
         self.usual_length = usual_length
@@ -134,15 +134,14 @@ class Measurement:
 
         `tokenizer` is what its own is called or where it is, `otherwise` what else could be done.
         """
-        shards = self.shards()
+        shards = self.shards
         if shards.vocabulary.hash != self.tokenizer.vocabulary.hash:
             raise ValueError(
                 f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of "
                 f"the model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
                 + otherwise
             )
-        if shards.num_tokens <= VERIFIED_TOKENS:
-            shards.verify()
+        shards.verify_small()
         for file, kind in FILES.items():
             path = self.results / file
             records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
@@ -155,13 +154,9 @@ class Measurement:
                 )
         self.results.mkdir(parents=True, exist_ok=True)
 
-    def shards(self) -> ShardSet:
-        """The text."""
-        return ShardSet.open(self.data)
-
     def provenance(self, **options: Any) -> Provenance:
         """Where a number of this measurement comes from."""
-        config = {**self.identity, "text": self.shards().fingerprint, **options}
+        config = {**self.identity, "text": self.shards.fingerprint, **options}
         return Provenance.here(
             config=config,
             device=str(self.device),
@@ -175,16 +170,14 @@ class Measurement:
 
     def rows(self, length: int, count: int) -> np.ndarray:
         """Documents, each behind the token that begins a text."""
-        rows = long_rows(self.shards(), length=length, count=count)
+        rows = long_rows(self.shards, length=length, count=count)
         if self._first is not None:
             rows[:, 0] = self._first
         return rows
 
     def text(self) -> np.ndarray:
-        """The haystack: validation text as it runs on, without ends of documents."""
-        shards = self.shards()
-        tokens = shards.slice(0, min(shards.num_tokens, 4_000_000))
-        return tokens[tokens != shards.vocabulary.end_of_document]
+        """The haystack."""
+        return haystack_text(self.shards)
 
     def position_loss(
         self,

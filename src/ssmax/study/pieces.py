@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
-from ssmax.records import config_hash
+from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
     ARCHIVE,
     DONE,
@@ -29,8 +29,8 @@ from ssmax.report.findings import (
 RECORDS = (
     STUDY,
     f"{DONE}/*.json",
-    f"{RUNS}/*/config.json",
-    f"{RUNS}/*/journal.jsonl",
+    f"{RUNS}/*/{RUN_CONFIG}",
+    f"{RUNS}/*/{JOURNAL}",
     f"{RESULTS}/*/*.jsonl",
 )
 """What of a study's folder is worth bringing back: all that a report is drawn from."""

@@ -34,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ssmax._files import sync_folder, write_whole
-from ssmax.train.journal import JOURNAL
+from ssmax.records import JOURNAL
 from ssmax.train.world import World
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"

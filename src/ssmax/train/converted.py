@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import ssmax.hf
 from ssmax._extras import require
 from ssmax.data.qa import IGNORE
-from ssmax.data.shards import ShardSet
-from ssmax.data.tasks import TRAIN, VALIDATION
+from ssmax.data.shards import Vocabulary
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.hf.conversion import Conversion
@@ -40,7 +39,7 @@ from ssmax.train.finetuning import (
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
 from ssmax.train.parallel import spread, whole
-from ssmax.train.pretraining import VERIFIED_TOKENS, Windows
+from ssmax.train.pretraining import Windows, text_windows
 from ssmax.train.run import model_folder, resumed_config, run_folder
 from ssmax.train.world import World
 
@@ -346,22 +345,15 @@ def _text(
     data: Path, tokenizer: Tokenizer, home: str, config: ConvertedTrainConfig
 ) -> tuple[Windows, Windows | None]:
     """Windows of prepared tokens, to learn from and to validate with."""
-    found = []
-    for side in (TRAIN, VALIDATION):
-        if side == VALIDATION and not (data / side).is_dir():
-            continue
-        shards = ShardSet.open(data / side)
-        if shards.vocabulary.hash != tokenizer.vocabulary.hash:
+
+    def check(vocabulary: Vocabulary) -> None:
+        if vocabulary.hash != tokenizer.vocabulary.hash:
             raise ValueError(
-                f"{data} holds tokens of another tokenizer, {shards.vocabulary.name!r}; prepare "
-                f"the text with: ssmax data prepare TEXT {data} --tokenizer {home}"
+                f"{data} holds tokens of another tokenizer, {vocabulary.name!r}; prepare the text "
+                f"with: ssmax data prepare TEXT {data} --tokenizer {home}"
             )
-        if shards.num_tokens <= VERIFIED_TOKENS:
-            shards.verify()
-        # A small text may have too little to spare.
-        if side == TRAIN or shards.num_tokens > config.model.train_length:
-            found.append(Windows(shards, length=config.model.train_length, seed=config.data.seed))
-    return found[0], found[1] if len(found) == 2 else None
+
+    return text_windows(data, config, check=check)
 
 
 def _questions(
@@ -399,12 +391,10 @@ def _lengths(
 ) -> dict[str, int]:
     """How many steps, and what is a share of them."""
     if isinstance(samples, Rows):
-        rows, epochs = samples.stream.rows_in_epoch(0), EPOCHS
+        full = EPOCHS * samples.stream.steps_per_epoch(config.run.batch_size)
     else:
-        rows, epochs = samples.stream.num_windows, 1
-    steps = config.run.steps
-    if not are_steps_given:
-        steps = min(MOST_STEPS, epochs * math.ceil(rows / config.run.batch_size))
+        full = math.ceil(samples.stream.num_windows / config.run.batch_size)
+    steps = config.run.steps if are_steps_given else min(MOST_STEPS, full)
     held_out = VALIDATION_ROWS
     if isinstance(validation, Rows):
         held_out = min(held_out, validation.stream.rows_in_epoch(0))

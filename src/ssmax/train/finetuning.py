@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ssmax.data.haystack import hidden_examples, sentence_ends
+from ssmax.data.haystack import haystack_text, hidden_examples, sentence_ends
 from ssmax.data.invented import invented_questions
 from ssmax.data.qa import Example, Packed, Question, QuestionStream, encode_questions, read_squad
 from ssmax.data.shards import ShardSet
@@ -39,8 +39,6 @@ INVENTED, HIDDEN = "invented", "hidden"
 """
 NUM_INVENTED, NUM_HIDDEN = 2048, 8192
 HIDDEN_DIGITS = 4
-TEXT_TOKENS = 4_000_000
-"""Of the text that numbers are hidden in, at most."""
 INVENTED_FACTS = 3
 """So few that a context and its question fit the smallest model's 128 bytes."""
 HELD_OUT = 50
@@ -205,7 +203,7 @@ def _config(
     windows = min(VALIDATION_ROWS, validation.stream.rows_in_epoch(0))
     return finetuning_of(
         pretrained,
-        rows_per_epoch=samples.stream.rows_in_epoch(0),
+        steps_per_epoch=samples.stream.steps_per_epoch,
         changes={"data.validation_windows": windows, **changes},
     )
 
@@ -220,19 +218,16 @@ def _examples(questions: str, base: Path, *, length: int, seed: int) -> list[Exa
 
 def _examples_of(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
     tokenizer = load_run_tokenizer(base)
-    end_of_document = tokenizer.vocabulary.end_of_document
     if (digits := hidden_digits(source)) is not None:
-        shards = ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)
-        text = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
         return hidden_examples(
-            text[text != end_of_document],
+            haystack_text(ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)),
             count=NUM_HIDDEN,
             length=length,
             digits=digits,
             seed=seed,
             encode=tokenizer.encode,
             breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-            end_of_document=end_of_document,
+            end_of_document=tokenizer.vocabulary.end_of_document,
         )
     return encoded_questions(source, tokenizer, length=length, seed=seed)
 

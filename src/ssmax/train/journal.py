@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-JOURNAL, EVENTS = "journal.jsonl", "events.jsonl"
+EVENTS = "events.jsonl"
 
 
 class Journal:
@@ -48,10 +48,3 @@ class Journal:
         """Write what is left and close; what cannot be written was said before."""
         with contextlib.suppress(OSError):
             self._file.close()
-
-
-def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a journal, of one kind or all; a last line cut short is left out."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    records = [json.loads(line) for line in lines]
-    return [record for record in records if kind is None or record["kind"] == kind]

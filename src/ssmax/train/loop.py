@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LMConfig
-from ssmax.records import Provenance
+from ssmax.records import JOURNAL, Provenance
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
 from ssmax.train.config import RunConfig, TrainConfig
 from ssmax.train.interrupt import Interrupts, heeded_interrupts
-from ssmax.train.journal import EVENTS, JOURNAL, Journal
+from ssmax.train.journal import EVENTS, Journal
 from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
 from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
 from ssmax.train.recorded import RecordedGradients

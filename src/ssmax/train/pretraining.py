@@ -1,5 +1,6 @@
 """Pretraining: windows of prepared text."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ssmax.data.shards import ShardSet, Vocabulary
@@ -12,9 +13,6 @@ from ssmax.train.run import run_folder
 from ssmax.train.samples import Batch
 from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
-
-VERIFIED_TOKENS = 1 << 30
-"""Data up to this size is read and compared with its checksums before a run; sizes always are."""
 
 
 class Windows:
@@ -46,18 +44,17 @@ def pretrain(
     The checkpoint of `keep_step` stays, for a run that branches off there.
     """
     data = Path(config.data.folder)
-    shards = _open(data, TRAIN, config)
-    length, seed = config.model.train_length, config.data.seed
-    samples = Windows(shards, length=length, seed=seed)
-    validation = None
-    if config.data.validation_windows and (data / VALIDATION).is_dir():
-        held_out = _open(data, VALIDATION, config)
-        # A small text may have too little to spare.
-        if held_out.num_tokens > length:
-            validation = Windows(held_out, length=length, seed=seed)
+    if not config.data.folder or not data.is_dir():
+        raise ValueError(
+            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
+            "make them with ssmax data prepare"
+        )
+    samples, validation = text_windows(
+        data, config, check=lambda vocabulary: _check_vocabulary(vocabulary, config, data)
+    )
+    tokenizer = samples.stream.shards.vocabulary.name
     # Resolved, so that the run can go on from wherever it is asked to.
-    named = {"data.folder": str(data.resolve()), "data.tokenizer": shards.vocabulary.name}
-    config = config.replaced(named)
+    config = config.replaced({"data.folder": str(data.resolve()), "data.tokenizer": tokenizer})
     with run_folder(
         folder,
         config,
@@ -79,17 +76,28 @@ def pretrain(
         )
 
 
-def _open(folder: Path, side: str, config: TrainConfig) -> ShardSet:
-    if not config.data.folder or not folder.is_dir():
-        raise ValueError(
-            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
-            "make them with ssmax data prepare"
-        )
-    shards = ShardSet.open(folder / side)
-    _check_vocabulary(shards.vocabulary, config, folder)
-    if shards.num_tokens <= VERIFIED_TOKENS:
-        shards.verify()
-    return shards
+def text_windows(
+    data: Path, config: TrainConfig, *, check: Callable[[Vocabulary], None]
+) -> tuple[Windows, Windows | None]:
+    """Windows of prepared tokens, to learn from and to validate with.
+
+    `check` refuses the tokens of others.
+    """
+    length, seed = config.model.train_length, config.data.seed
+
+    def opened(side: str) -> ShardSet:
+        shards = ShardSet.open(data / side)
+        check(shards.vocabulary)
+        shards.verify_small()
+        return shards
+
+    samples, validation = Windows(opened(TRAIN), length=length, seed=seed), None
+    if config.data.validation_windows and (data / VALIDATION).is_dir():
+        held_out = opened(VALIDATION)
+        # A small text may have too little to spare.
+        if held_out.num_tokens > length:
+            validation = Windows(held_out, length=length, seed=seed)
+    return samples, validation
 
 
 def _check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:

@@ -4,8 +4,7 @@ A configuration of the paper, (a) to (f), is a rule laid over any of them.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -138,11 +137,11 @@ def refuse_cpu(recipe: str, device: str | None) -> None:
 
 
 def finetuning_of(
-    base: TrainConfig, *, rows_per_epoch: int, changes: Mapping[str, Any]
+    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], changes: Mapping[str, Any]
 ) -> TrainConfig:
     """Table 3 over a pretrained run, or what suits a quick one; `changes` are laid over it.
 
-    Its epochs are counted in steps of the batch size that results.
+    Its epochs are counted in steps of the batch size that results, which `steps_per_epoch` is told.
     """
     is_quick = base.run.recipe == "quick"
     config = TrainConfig(
@@ -152,8 +151,7 @@ def finetuning_of(
         schedule=ScheduleConfig(kind="cosine"),
         run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
     )
-    batch_size = config.replaced(changes).run.batch_size
-    epoch = math.ceil(rows_per_epoch / batch_size)
+    epoch = steps_per_epoch(config.replaced(changes).run.batch_size)
     return config.replaced(
         {
             "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,

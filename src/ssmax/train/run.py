@@ -14,14 +14,14 @@ from ssmax._files import locked, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
-from ssmax.records import Provenance
+from ssmax.records import RUN_CONFIG, Provenance
 from ssmax.train import checkpoint
 from ssmax.train.config import MAY_CHANGE, TrainConfig
 from ssmax.train.parallel import whole
 from ssmax.train.watch import Watch, peak_flops
 from ssmax.train.world import World, alone
 
-CONFIG, MODEL = "config.json", "model"
+MODEL = "model"
 Kind = TypeVar("Kind", bound=TrainConfig)
 
 
@@ -54,7 +54,7 @@ def run_folder(
         def claim() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder))
-            if (folder / CONFIG).exists() and not resume:
+            if (folder / RUN_CONFIG).exists() and not resume:
                 raise ValueError(
                     f"{folder} holds a run already; go on with --resume, or give another name"
                 )
@@ -82,17 +82,17 @@ def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
     provenance: dict[str, Any] = dataclasses.asdict(
         Provenance.here(config=config.to_dict(), device=str(world.device), seed=config.run.seed)
     )
-    if (folder / CONFIG).exists():
-        provenance = json.loads((folder / CONFIG).read_text()).get("provenance", provenance)
+    if (folder / RUN_CONFIG).exists():
+        provenance = json.loads((folder / RUN_CONFIG).read_text()).get("provenance", provenance)
     values = {**config.to_dict(), "provenance": provenance}
-    write_whole(folder / CONFIG, json.dumps(values, indent=2) + "\n")
+    write_whole(folder / RUN_CONFIG, json.dumps(values, indent=2) + "\n")
 
 
 def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     """The configuration that a run was started with."""
-    path = folder / CONFIG
+    path = folder / RUN_CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} is no run: it holds no {CONFIG}; ssmax pretrain makes one")
+        raise ValueError(f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax pretrain makes one")
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict) or not values:
@@ -111,10 +111,10 @@ def resumed_config(
     folder: Path, changes: Mapping[str, Any], kind: type[Kind] = TrainConfig
 ) -> Kind:
     """A run's configuration with what may change when it goes on."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / RUN_CONFIG).is_file():
         raise ValueError(
-            f"{folder} is no run: it holds no {CONFIG}, so that there is nothing to go on with; "
-            "leave --resume out to begin one"
+            f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to go on "
+            "with; leave --resume out to begin one"
         )
     config = read_run_config(folder, kind)
     changed = config.replaced(changes)

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 import ssmax
-from ssmax.cli import app
+from ssmax.cli import app, training
 
 DOCS = Path(__file__).parents[2] / "docs"
 SHORT = [
@@ -309,11 +309,11 @@ def test_a_command_to_type_next_is_quoted(capsys):
     from ssmax.train.loop import Outcome
 
     folder = Path("all runs") / "my run é"
-    assert app._ended(Outcome(step=3, stopped_by=None, loss=1.0), folder, ["pretrain"]) == 0
+    assert training._ended(Outcome(step=3, stopped_by=None, loss=1.0), folder, ["pretrain"]) == 0
     told = capsys.readouterr().out.split("steps; ")[1]
     assert shlex.split(told) == ["ssmax", "generate", str(folder), "a prompt"]
     stopped = Outcome(step=3, stopped_by="SIGINT", loss=1.0)
-    assert app._ended(stopped, folder, ["finetune", "my base"]) == 130
+    assert training._ended(stopped, folder, ["finetune", "my base"]) == 130
     told = capsys.readouterr().out.split("go on with: ")[1]
     assert shlex.split(told) == [
         "ssmax", "finetune", "my base", "--runs", "all runs", "--name", "my run é", "--resume",

@@ -1,8 +1,6 @@
 """The verbs. Each imports what it needs when it is called, so that --help is instant."""
 
 import os
-import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +10,7 @@ import typer
 import ssmax
 from ssmax.cli.evaluate_verbs import evaluate_app
 from ssmax.cli.options import A_RUN, TINY, TOKENIZERS, Device, Json, OpenPage, Out, Theta
-from ssmax.tiny import is_shipped, run_folder
+from ssmax.tiny import run_folder
 
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
@@ -472,31 +470,18 @@ def pretrain(
 
     The quick preset's text is that which every Python carries.
     """
-    from ssmax.cli.prepare import default_data
-    from ssmax.train import PRETRAINING, configured, joined_world
-    from ssmax.train import pretrain as run_pretraining
-    from ssmax.train.recipes import refuse_cpu
-    from ssmax.train.run import resumed_config
+    from ssmax.cli.training import changes_of, pretrain_shown
 
-    recipe = "quick" if preset is None else preset
-    configuration = "b" if config is None else config
-    if recipe not in PRETRAINING:
-        raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
-    folder = runs / (name or f"{recipe}-{configuration}")
-    changes = _changes(file, set_, on_nonfinite)
-    if data is not None:
-        changes["data.folder"] = str(data)
-    if resume:
-        settings = resumed_config(folder, changes)
-        _refuse_another(folder, settings, preset, config, changes)
-    else:
-        settings = configured(PRETRAINING[recipe](), configuration).replaced(changes)
-        if not settings.data.folder:
-            settings = settings.replaced({"data.folder": str(default_data(recipe))})
-    refuse_cpu(settings.run.recipe, device)
-    with joined_world(device) as world:
-        outcome = run_pretraining(settings, folder, world=world, resume=resume)
-    return _ended(outcome, folder, ["pretrain"])
+    return pretrain_shown(
+        preset=preset,
+        config=config,
+        data=data,
+        name=name,
+        runs=runs,
+        changes=changes_of(file, set_, on_nonfinite),
+        resume=resume,
+        device=device,
+    )
 
 
 @app.command()
@@ -550,106 +535,22 @@ def finetune(
 
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
-    from ssmax.cli.prepare import text_of_shipped
-    from ssmax.cli.runs import check_run
-    from ssmax.train import finetune as run_finetuning
-    from ssmax.train import finetune_converted, joined_world
+    from ssmax.cli.training import changes_of, finetune_shown
 
-    if hf and config is not None:
-        raise ValueError("--config is for runs; a converted model has its rule already")
-    if not hf and (adapter_base is not None or data is not None or only_ssmax):
-        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
-    if hf and not resume and data is None and questions is None:
-        # All weights would be trained on questions that nobody asked for.
-        raise ValueError(
-            "--hf needs something to learn from; give --data, a folder that ssmax data prepare "
-            "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
-            "ones"
-        )
-    if not hf:
-        check_run(base)
-    changes = _changes(file, set_, on_nonfinite)
-    if only_ssmax:
-        changes["model.only_ssmax"] = True
-    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
-    if is_shipped(base):
-        text_of_shipped(base)
-    beside = Path("runs") if hf or is_shipped(base) else base.parent
-    folder = (runs or beside) / (name or base.name + suffix)
-    with joined_world(device) as world:
-        if hf:
-            outcome = finetune_converted(
-                base,
-                folder,
-                world=world,
-                base=adapter_base,
-                data=data,
-                questions=questions,
-                changes=changes,
-                resume=resume,
-            )
-        else:
-            outcome = run_finetuning(
-                base,
-                folder,
-                world=world,
-                questions=questions,
-                rule="ssmax" if config == "e" else config,
-                changes=changes,
-                resume=resume,
-            )
-    typed = ["finetune", *(["--hf"] if hf else []), str(base)]
-    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
-    return _ended(outcome, folder, typed, then)
-
-
-def _refuse_another(
-    folder: Path, began: Any, preset: str | None, config: str | None, changes: dict[str, Any]
-) -> None:
-    """A run goes on as what it began as; whoever names something else means another run."""
-    from ssmax.train import configured
-
-    asked = began if config is None else configured(began, config)
-    # The command that began it may be given again whole: what it overrides stays overridden.
-    asked = asked.replaced(({} if preset is None else {"run.recipe": preset}) | changes)
-
-    def rules(settings: Any) -> str:
-        return " then ".join(map(repr, filter(None, (settings.model.rule, settings.switch.rule))))
-
-    for what, option, was, named in (
-        ("preset", "--preset", repr(began.run.recipe), repr(asked.run.recipe)),
-        ("rule", "--config", rules(began), rules(asked)),
-    ):
-        if was != named:
-            raise ValueError(
-                f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
-                "or give another name"
-            )
-
-
-def _changes(file: Path | None, sets: list[str] | None, on_nonfinite: str | None) -> dict[str, Any]:
-    """What is laid over a preset: a file, over it --set, over it the flags."""
-    from ssmax.train.config import read_config_file, read_overrides
-
-    changes = read_config_file(file) if file else {}
-    changes |= read_overrides(sets or [])
-    if on_nonfinite is not None:
-        changes["run.on_nonfinite"] = on_nonfinite
-    return changes
-
-
-def _ended(outcome, folder: Path, verb: list[str], then: str | None = None) -> int:
-    is_done = outcome.stopped_by is None
-    to_use_it = ["ssmax", "generate", str(folder), "a prompt"]
-    where = ["--runs", str(folder.parent), "--name", folder.name]
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            f"{folder}: done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
-            if is_done
-            else f"{folder}: stopped by {outcome.stopped_by} after step {outcome.step:,}, which is "
-            f"saved; go on with: {shlex.join(['ssmax', *verb, *where, '--resume'])}"
-        )
-    return 0 if is_done else 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
+    return finetune_shown(
+        base,
+        hf=hf,
+        adapter_base=adapter_base,
+        data=data,
+        only_ssmax=only_ssmax,
+        questions=questions,
+        config=config,
+        name=name,
+        runs=runs,
+        changes=changes_of(file, set_, on_nonfinite),
+        resume=resume,
+        device=device,
+    )
 
 
 @app.command()
@@ -669,40 +570,16 @@ def generate(
     device: Device = None,
 ) -> None:
     """Continue prompts with a run's model."""
-    import torch
+    from ssmax.cli.training import generate_shown
 
-    from ssmax.cli.runs import check_run
-    from ssmax.serve.language import Speech
-    from ssmax.train import load_run_model, load_run_tokenizer
-    from ssmax.train.world import device_of
-
-    check_run(folder)
-    here = device_of(device)
-    tokenizer = load_run_tokenizer(folder)
-    model = load_run_model(folder, device=here).eval()
-    if theta is not None:
-        model.theta = theta
-    new: list[list[int]] = [[] for _ in prompts]
-    # One is shown as it comes.
-    speech = Speech(tokenizer.decode, ()) if len(prompts) == 1 else None
-    unsaid = prompts[0]
-    for step in model.stream(
-        [tokenizer.encode(prompt) for prompt in prompts],
-        max_new_tokens,
+    generate_shown(
+        folder,
+        prompts,
+        max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        stop_tokens=[tokenizer.vocabulary.end_of_document],
-        generator=torch.Generator(here).manual_seed(seed),
-    ):
-        for row, token in zip(new, step, strict=True):
-            if token is not None:
-                row.append(token)
-                if speech is not None:
-                    print(unsaid + speech.add(token), end="", flush=True)
-                    unsaid = ""
-    if speech is not None:
-        print(unsaid + speech.rest())
-    else:
-        for prompt, row in zip(prompts, new, strict=True):
-            print(f"{prompt}{tokenizer.decode(row)}\n---")
+        theta=theta,
+        seed=seed,
+        device=device,
+    )

@@ -1,0 +1,222 @@
+"""Training and what it made, from the command line."""
+
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ssmax.cli.prepare import default_data, text_of_shipped
+from ssmax.cli.runs import check_run
+from ssmax.serve.language import Speech
+from ssmax.tiny import is_shipped
+from ssmax.train import (
+    PRETRAINING,
+    Outcome,
+    configured,
+    finetune,
+    finetune_converted,
+    joined_world,
+    load_run_model,
+    load_run_tokenizer,
+    pretrain,
+)
+from ssmax.train.config import TrainConfig, read_config_file, read_overrides
+from ssmax.train.recipes import refuse_cpu
+from ssmax.train.run import resumed_config
+from ssmax.train.world import device_of
+
+
+def pretrain_shown(
+    *,
+    preset: str | None,
+    config: str | None,
+    data: Path | None,
+    name: str | None,
+    runs: Path,
+    changes: dict[str, Any],
+    resume: bool,
+    device: str | None,
+) -> int:
+    """Train from scratch, or go on; how the command ended."""
+    recipe = "quick" if preset is None else preset
+    configuration = "b" if config is None else config
+    if recipe not in PRETRAINING:
+        raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
+    folder = runs / (name or f"{recipe}-{configuration}")
+    if data is not None:
+        changes = {**changes, "data.folder": str(data)}
+    if resume:
+        settings = resumed_config(folder, changes)
+        _refuse_another(folder, settings, preset, config, changes)
+    else:
+        settings = configured(PRETRAINING[recipe](), configuration).replaced(changes)
+        if not settings.data.folder:
+            settings = settings.replaced({"data.folder": str(default_data(recipe))})
+    refuse_cpu(settings.run.recipe, device)
+    with joined_world(device) as world:
+        outcome = pretrain(settings, folder, world=world, resume=resume)
+    return _ended(outcome, folder, ["pretrain"])
+
+
+def finetune_shown(
+    base: Path,
+    *,
+    hf: bool,
+    adapter_base: str | None,
+    data: Path | None,
+    only_ssmax: bool,
+    questions: str | None,
+    config: str | None,
+    name: str | None,
+    runs: Path | None,
+    changes: dict[str, Any],
+    resume: bool,
+    device: str | None,
+) -> int:
+    """Go on from a run's model or a converted one; how the command ended."""
+    if hf and config is not None:
+        raise ValueError("--config is for runs; a converted model has its rule already")
+    if not hf and (adapter_base is not None or data is not None or only_ssmax):
+        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
+    if hf and not resume and data is None and questions is None:
+        # All weights would be trained on questions that nobody asked for.
+        raise ValueError(
+            "--hf needs something to learn from; give --data, a folder that ssmax data prepare "
+            "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
+            "ones"
+        )
+    if not hf:
+        check_run(base)
+    if only_ssmax:
+        changes = {**changes, "model.only_ssmax": True}
+    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    if is_shipped(base):
+        text_of_shipped(base)
+    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    folder = (runs or beside) / (name or base.name + suffix)
+    with joined_world(device) as world:
+        if hf:
+            outcome = finetune_converted(
+                base,
+                folder,
+                world=world,
+                base=adapter_base,
+                data=data,
+                questions=questions,
+                changes=changes,
+                resume=resume,
+            )
+        else:
+            outcome = finetune(
+                base,
+                folder,
+                world=world,
+                questions=questions,
+                rule="ssmax" if config == "e" else config,
+                changes=changes,
+                resume=resume,
+            )
+    typed = ["finetune", *(["--hf"] if hf else []), str(base)]
+    then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
+    return _ended(outcome, folder, typed, then)
+
+
+def generate_shown(
+    folder: Path,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    theta: float | None,
+    seed: int,
+    device: str | None,
+) -> None:
+    """Continue prompts; one is shown as it comes."""
+    check_run(folder)
+    here = device_of(device)
+    tokenizer = load_run_tokenizer(folder)
+    model = load_run_model(folder, device=here).eval()
+    if theta is not None:
+        model.theta = theta
+    new: list[list[int]] = [[] for _ in prompts]
+    speech = Speech(tokenizer.decode, ()) if len(prompts) == 1 else None
+    unsaid = prompts[0]
+    for step in model.stream(
+        [tokenizer.encode(prompt) for prompt in prompts],
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_tokens=[tokenizer.vocabulary.end_of_document],
+        generator=torch.Generator(here).manual_seed(seed),
+    ):
+        for row, token in zip(new, step, strict=True):
+            if token is not None:
+                row.append(token)
+                if speech is not None:
+                    print(unsaid + speech.add(token), end="", flush=True)
+                    unsaid = ""
+    if speech is not None:
+        print(unsaid + speech.rest())
+    else:
+        for prompt, row in zip(prompts, new, strict=True):
+            print(f"{prompt}{tokenizer.decode(row)}\n---")
+
+
+def changes_of(
+    file: Path | None, sets: Sequence[str] | None, on_nonfinite: str | None
+) -> dict[str, Any]:
+    """What is laid over a preset: a file, over it --set, over it the flags."""
+    changes = read_config_file(file) if file else {}
+    changes |= read_overrides(sets or [])
+    if on_nonfinite is not None:
+        changes["run.on_nonfinite"] = on_nonfinite
+    return changes
+
+
+def _refuse_another(
+    folder: Path,
+    began: TrainConfig,
+    preset: str | None,
+    config: str | None,
+    changes: dict[str, Any],
+) -> None:
+    """A run goes on as what it began as; whoever names something else means another run."""
+    asked = began if config is None else configured(began, config)
+    # The command that began it may be given again whole: what it overrides stays overridden.
+    asked = asked.replaced(({} if preset is None else {"run.recipe": preset}) | changes)
+
+    def rules(settings: TrainConfig) -> str:
+        return " then ".join(map(repr, filter(None, (settings.model.rule, settings.switch.rule))))
+
+    for what, option, was, named in (
+        ("preset", "--preset", repr(began.run.recipe), repr(asked.run.recipe)),
+        ("rule", "--config", rules(began), rules(asked)),
+    ):
+        if was != named:
+            raise ValueError(
+                f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
+                "or give another name"
+            )
+
+
+def _ended(outcome: Outcome, folder: Path, verb: list[str], then: str | None = None) -> int:
+    to_use_it = ["ssmax", "generate", str(folder), "a prompt"]
+    where = ["--runs", str(folder.parent), "--name", folder.name]
+    if outcome.stopped_by is None:
+        code, said = 0, f"done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
+    else:
+        code = 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
+        said = (
+            f"stopped by {outcome.stopped_by} after step {outcome.step:,}, which is saved; go on "
+            f"with: {shlex.join(['ssmax', *verb, *where, '--resume'])}"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{folder}: {said}")
+    return code

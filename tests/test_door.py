@@ -1,6 +1,7 @@
 """What stands at the door: light imports, and one clear error for each wrong input."""
 
 import dataclasses
+import importlib
 import inspect
 import math
 import re
@@ -44,9 +45,15 @@ def test_every_public_name_is_there_and_documented():
         ssmax.ssmx  # noqa: B018 (the access is the test)
 
 
-def test_the_type_checker_sees_the_same_names():
-    source = Path(ssmax.__file__).read_text()
-    for name in ssmax.__all__:
+@pytest.mark.parametrize("package", ["ssmax", "ssmax.data", "ssmax.hf", "ssmax.ops", "ssmax.serve"])
+def test_the_type_checker_and_dir_know_what_is_loaded_on_first_use(package):
+    code = f"import {package} as it; print(*(name for name in dir(it) if name[0] != '_'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = importlib.import_module(package)
+    assert done.stdout.split() == here.__all__
+    source = Path(here.__file__).read_text()
+    for name in here.__all__:
+        assert getattr(here, name) is getattr(here, name)
         assert f"import {name} as {name}" in source, name
 
 

@@ -3,8 +3,9 @@
 Every public name is loaded on first use, so `import ssmax` costs no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
 
 if TYPE_CHECKING:
     from ssmax import data as data
@@ -35,21 +36,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME_OF = {
-    "SSMaxScale": "ssmax.nn",
-    "apply_rope": "ssmax.ops.rope",
-    "attention_rows": "ssmax.ops.attention",
-    "initial_s": "ssmax.ops.scale",
-    "num_visible_keys": "ssmax.ops.visible",
-    "rope_scale": "ssmax.ops.rope_scale.api",
-    "rope_ssmax": "ssmax.ops.rope_scale.api",
-    "rope_tables": "ssmax.ops.rope",
-    "ssmax": "ssmax.ops.softmax",
-    "ssmax_attention": "ssmax.ops.attention",
-    "ssmax_factor": "ssmax.ops.scale",
-    "ssmax_power": "ssmax.ops.softmax",
-    "visible_keys": "ssmax.ops.visible",
+    "SSMaxScale": "nn",
+    "apply_rope": "ops.rope",
+    "attention_rows": "ops.attention",
+    "initial_s": "ops.scale",
+    "num_visible_keys": "ops.visible",
+    "rope_scale": "ops.rope_scale.api",
+    "rope_ssmax": "ops.rope_scale.api",
+    "rope_tables": "ops.rope",
+    "ssmax": "ops.softmax",
+    "ssmax_attention": "ops.attention",
+    "ssmax_factor": "ops.scale",
+    "ssmax_power": "ops.softmax",
+    "visible_keys": "ops.visible",
 }
-_ROOMS = ("data", "eval", "hf", "lm", "nn", "ops", "records", "serve", "testing", "tiny", "train")
+_HOME_OF |= dict.fromkeys(
+    ("data", "eval", "hf", "lm", "nn", "ops", "records", "serve", "testing", "tiny", "train"), ""
+)
 
 __all__ = [
     "SSMaxScale",
@@ -79,15 +82,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return importlib.import_module(f"ssmax.{name}")
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'ssmax' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+__getattr__, __dir__ = door(__name__, _HOME_OF)

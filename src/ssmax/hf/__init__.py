@@ -3,8 +3,9 @@
 Names are loaded on first use, and Transformers with them.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
 
 if TYPE_CHECKING:
     from ssmax.hf.adapter import load as load
@@ -51,7 +52,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'ssmax.hf' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ssmax.hf.{_HOME_OF[name]}"), name)
+__getattr__, __dir__ = door(__name__, _HOME_OF)

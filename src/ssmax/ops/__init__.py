@@ -1,8 +1,8 @@
 """Mathematics: tensors in, tensors out. The public names live in the files beside this one."""
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
 
 if TYPE_CHECKING:
     from ssmax.ops import decode as decode
@@ -11,7 +11,4 @@ if TYPE_CHECKING:
 __all__ = ["decode", "loss"]
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name not in __all__:
-        raise AttributeError(f"module 'ssmax.ops' has no attribute {name!r}")
-    return importlib.import_module(f"ssmax.ops.{name}")
+__getattr__, __dir__ = door(__name__, dict.fromkeys(__all__, ""))

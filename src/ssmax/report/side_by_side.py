@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ssmax._files import write_whole
+from ssmax._files import in_turn, write_whole
 from ssmax.records import (
     Fading,
     NeedleScore,
@@ -221,7 +221,9 @@ def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
 </html>
 """
     path = folder / PAGE
-    write_whole(path, page)
+    # Another process may have measured another model meanwhile.
+    with in_turn(folder):
+        write_whole(path, page)
     return found, path
 
 

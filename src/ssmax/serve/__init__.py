@@ -3,8 +3,9 @@
 Names are loaded on first use, and with them what they need.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
 
 if TYPE_CHECKING:
     from ssmax.serve.endpoint import Limits as Limits
@@ -36,7 +37,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'ssmax.serve' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"ssmax.serve.{_HOME_OF[name]}"), name)
+__getattr__, __dir__ = door(__name__, _HOME_OF)

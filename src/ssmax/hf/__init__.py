@@ -52,4 +52,5 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = door(__name__, _HOME_OF)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

@@ -11,4 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["decode", "loss"]
 
 
-__getattr__, __dir__ = door(__name__, dict.fromkeys(__all__, ""))
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, dict.fromkeys(__all__, ""))

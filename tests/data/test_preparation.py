@@ -3,6 +3,7 @@
 import hashlib
 import json
 import lzma
+import multiprocessing
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from ssmax.data import preparation as module
+from ssmax.data.documents import Document, Part, SourceStoppedError
 from ssmax.data.preparation import prepare, text_to_measure
 from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tasks import Task
@@ -151,6 +153,29 @@ def test_a_single_text_is_trained_on(tmp_path, copies, fraction):
     prepared = run(tmp_path / "texts", tmp_path / "out", validation_fraction=fraction)
     assert (prepared.num_documents, prepared.validation_documents) == (copies, 0)
     assert not (tmp_path / "out" / "validation").exists()
+
+
+@pytest.mark.parametrize("task_bytes", [1, 10_000])
+@pytest.mark.parametrize(("copies", "held_out"), [(1, 1), (2, 0)])
+def test_the_rule_of_two_sides_holds_out_no_text_that_is_most_of_all(
+    tmp_path, monkeypatch, copies, held_out, task_bytes
+):
+    monkeypatch.setattr(module, "TASK_BYTES", task_bytes)
+    (tmp_path / "texts").mkdir()
+    other = "o" * 900
+    key = hashlib.sha256(other.encode()).digest()
+    texts = (f"{number:03}" + "x" * 697 for number in range(999))
+    moved = next(text for text in texts if hashlib.sha256(text.encode()).digest() < key)
+    (tmp_path / "texts" / "other.txt").write_text(other)
+    for number in range(copies):
+        (tmp_path / "texts" / f"{number}.txt").write_text(moved)
+    prepared = run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12)
+    assert prepared.validation_documents == held_out
+    assert prepared.num_documents == copies + 1 - held_out
+    assert (tmp_path / "out" / "validation").exists() == bool(held_out)
+    before = contents(tmp_path / "out")
+    assert run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12) == prepared
+    assert contents(tmp_path / "out") == before
 
 
 KILLED = """
@@ -302,8 +327,54 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 def test_a_worker_that_dies_is_one_clear_error(tmp_path, monkeypatch):
     source = write_texts(tmp_path / "texts", 12)
     monkeypatch.setattr(module, "run_task", die)
-    with pytest.raises(RuntimeError, match="a worker was killed.*fewer workers"):
+    with pytest.raises(OSError, match="a worker was killed.*fewer workers"):
         run(source, tmp_path / "out", workers=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_source_that_stops_is_not_taken_for_a_folder_that_cannot_be_written(
+    tmp_path, monkeypatch, workers
+):
+    parts = [StoppingPart(name=f"hf:x#{number}", size=None) for number in range(3)]
+    monkeypatch.setattr(module, "open_source", lambda *_, **__: parts)
+    with pytest.raises(OSError, match=r"^hf:x#. stopped: gone$"):
+        run("hf:x", tmp_path / "out", workers=workers)
+
+
+class StoppingPart(Part):
+    __slots__ = ()
+
+    def documents(self):
+        yield Document("first", "text")
+        raise SourceStoppedError(f"{self.name} stopped: gone")
+
+
+UNGUARDED = """
+import sys
+from ssmax.data import preparation as module
+module.TASK_BYTES = 2_000
+module.prepare(sys.argv[1], sys.argv[2], tokenizer="bytes", workers=2)
+"""
+
+
+def test_a_script_without_its_guard_is_told_of_it(tmp_path):
+    source = write_texts(tmp_path / "texts", 12)
+    (tmp_path / "main.py").write_text(UNGUARDED)
+    command = [sys.executable, str(tmp_path / "main.py"), str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'under `if __name__ == "__main__":`' in done.stderr
+    assert "in use by another process" not in done.stderr
+
+
+def test_a_process_of_multiprocessing_may_prepare_with_one_worker(tmp_path):
+    source = write_texts(tmp_path / "texts", 3)
+    spawned = multiprocessing.get_context("spawn")
+    child = spawned.Process(target=run, args=(source, tmp_path / "out"), daemon=True)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert ShardSet.open(tmp_path / "out" / "train").num_documents == 3
 
 
 def die(task, **_):
@@ -337,6 +408,20 @@ def test_a_source_without_documents_is_refused_and_says_why(tmp_path):
     with pytest.raises(ValueError, match="holds no documents: all 1 were skipped"):
         run(tmp_path / "texts", tmp_path / "out")
     assert "empty" in (tmp_path / "out" / "skipped.jsonl").read_text()
+
+
+def test_a_text_without_tokens_is_skipped(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "</s>": 1}, []))
+    made.save(str(tmp_path / "mine.json"))
+    (tmp_path / "texts").mkdir()
+    for name, text in {"a": "aaa", "b": "bbb", "c": "ab"}.items():
+        (tmp_path / "texts" / f"{name}.txt").write_text(text)
+    options = {"tokenizer": str(tmp_path / "mine.json"), "validation_fraction": 0}
+    prepared = run(tmp_path / "texts", tmp_path / "out", **options)
+    assert (prepared.num_documents, prepared.reasons) == (2, {"no tokens": 1})
+    listed = (tmp_path / "out" / "skipped.jsonl").read_text()
+    assert json.loads(listed) == {"name": "b.txt", "reason": "no tokens"}
 
 
 def test_bad_settings_get_one_clear_error(tmp_path):
@@ -408,6 +493,27 @@ def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
         run(f"tokens:{tmp_path / 'short.npy'}", tmp_path / "out-short")
     with pytest.raises(ValueError, match="there is no file or folder"):
         run("tokens:nowhere", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["wide.bin", "wide.bin.xz"])
+def test_tokens_of_32_bits_are_not_read_as_16(tmp_path, name):
+    tokens = np.random.default_rng(0).integers(1, 50_256, 5_000)
+    packed = lzma.compress if name.endswith(".xz") else bytes
+    (tmp_path / name).write_bytes(packed(tokens.astype("<u4").tobytes()))
+    with pytest.raises(ValueError, match=f"{name} looks like tokens of 32 bits.*save it as .npy"):
+        run(f"tokens:{tmp_path / name}", tmp_path / "out", tokenizer="gpt2")
+    for name, dtype in (("narrow.bin", "<u2"), ("wide.npy", "<u4")):
+        if name.endswith(".npy"):
+            np.save(tmp_path / name, tokens.astype(dtype))
+        else:
+            (tmp_path / name).write_bytes(tokens.astype(dtype).tobytes())
+        prepared = run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}", tokenizer="gpt2")
+        assert prepared.num_tokens == 5_001
+
+
+def test_a_few_tokens_do_not_tell_their_width(tmp_path):
+    (tmp_path / "few.bin").write_bytes(np.array([5, 0] * 31, "<u2").tobytes())
+    assert run(f"tokens:{tmp_path / 'few.bin'}", tmp_path / "out").num_tokens == 63
 
 
 def test_the_tokenizer_json_is_kept_beside_its_tokens(tmp_path):

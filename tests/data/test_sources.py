@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from ssmax.data.documents import Document, Skipped
+from ssmax.data.documents import Document, Skipped, SourceStoppedError
 from ssmax.data.sources import open_source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
@@ -224,7 +224,7 @@ def test_the_hub_failing_is_no_skipped_document(monkeypatch):
         load_dataset=lambda *_, **__: types.SimpleNamespace(num_shards=1, shard=lambda **_: rows())
     )
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    with pytest.raises(RuntimeError, match="hf:x#0 stopped: gone; run the same command again"):
+    with pytest.raises(SourceStoppedError, match="hf:x#0 stopped: gone; run the same command"):
         read("hf:x")
 
     def unreachable(*_, **__):

@@ -54,6 +54,14 @@ def write_json(folder, *, special=("<pad>", "</s>", "[SEP]")):
     return folder / "tokenizer.json"
 
 
+def test_a_text_that_a_tokenizer_json_cannot_encode_names_the_file(tmp_path):
+    path = tmp_path / "words.json"
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1})).save(str(path))
+    assert load_tokenizer(str(path)).encode("a") == [0]
+    with pytest.raises(ValueError, match=r"words\.json cannot encode.*give its model an unknown"):
+        load_tokenizer(str(path)).encode("b")
+
+
 def test_gpt2_is_gpt2(gpt2):
     assert (gpt2.vocabulary.size, gpt2.vocabulary.end_of_document) == (50_257, 50_256)
     assert gpt2.encode("Hello world") == [15496, 995]

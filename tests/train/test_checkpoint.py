@@ -239,13 +239,36 @@ def test_an_unfinished_run_has_a_model_too(small, tmp_path):
 
 
 def test_a_run_without_a_whole_checkpoint_starts_again(small, tmp_path, capsys):
-    pretrain(small("b"), tmp_path / "run", world=CPU)
+    config = small("b", run__checkpoint_every=8)
+    pretrain(config, tmp_path / "run", world=CPU)
     journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
     for folder in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
-    pretrain(small("b"), tmp_path / "run", world=CPU, resume=True)
+    shutil.rmtree(tmp_path / "run" / "model")
+    pretrain(config, tmp_path / "run", world=CPU, resume=True)
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
     assert capsys.readouterr().out.count("is not whole and is passed over") == 2
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_what_a_run_has_done_is_not_begun_anew(small, tmp_path, is_finished):
+    """It cost a journal and a finished model, where checkpoints had been deleted."""
+    config, run = small("b", run__checkpoint_every=4), tmp_path / "run"
+    pretrain(config, run, world=CPU)
+    shutil.rmtree(run / "checkpoints")
+    if not is_finished:
+        shutil.rmtree(run / "model")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="12 steps and holds no whole checkpoint to go on from"):
+        pretrain(config, run, world=CPU, resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_without_its_settings_is_not_overwritten(small, tmp_path):
+    pretrain(small("b"), tmp_path / "run", world=CPU)
+    (tmp_path / "run" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"holds a run without its config.json; bring that back"):
+        pretrain(small("b"), tmp_path / "run", world=CPU)
 
 
 def test_names_are_the_models_own(small, tmp_path):

@@ -128,10 +128,24 @@ def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
 def test_without_a_checkpoint_it_starts_again_from_the_base(base, tmp_path, rule):
     for name in ("whole", "again"):
         finetune(base, tmp_path / name, world=CPU, changes=QUICK, rule=rule, quiet=True)
-    shutil.rmtree(tmp_path / "again" / "checkpoints")
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(tmp_path / "again" / name)
     finetune(base, tmp_path / "again", world=CPU, resume=True, quiet=True)
     whole, again = ((tmp_path / n / "journal.jsonl").read_bytes() for n in ("whole", "again"))
     assert whole == again
+
+
+def test_it_goes_on_from_the_base_that_it_began_from(base, tmp_path):
+    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    shutil.copytree(base, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"began from .*base, not .*other; resume with that"):
+        finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("key", ["data.base", "data.questions"])
+def test_what_the_command_names_is_no_setting(base, tmp_path, key):
+    with pytest.raises(ValueError, match=f"{key} is told by RUN and --questions"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={key: "invented"})
 
 
 def test_the_seed_is_the_bases_unless_another_is_given(small, tmp_path):

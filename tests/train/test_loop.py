@@ -2,23 +2,27 @@
 
 import dataclasses
 import json
+import os
 import re
+import signal
 
 import pytest
 import torch
 
+from ssmax.data import prepare
 from ssmax.data.qa import IGNORE
 from ssmax.lm import LM, load_lm
 from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
+from ssmax.train.interrupt import heeded_interrupts
 from ssmax.train.journal import Journal
 from ssmax.train.loop import NonfiniteError, accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
 from ssmax.train.parallel import Loss, clip_gradients
 from ssmax.train.run import resumed_config
 from ssmax.train.samples import Batch
-from ssmax.train.watch import Watch, flops_per_token
+from ssmax.train.watch import LiveLine, Watch, flops_per_token
 from ssmax.train.world import alone
 
 CPU = alone(torch.device("cpu"))
@@ -250,7 +254,7 @@ def test_a_start_that_is_refused_leaves_the_name_free(small, tmp_path, monkeypat
     assert not (tmp_path / "run" / "config.json").exists()
     pretrain(config, tmp_path / "run", world=CPU)
     before = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(ValueError, match="other samples"):
+    with pytest.raises(ValueError, match="data.seed cannot change in a run that goes on"):
         other = config.replaced({"data.seed": 5, "run.steps": 4})
         pretrain(other, tmp_path / "run", world=CPU, resume=True)
     assert (tmp_path / "run" / "config.json").read_bytes() == before
@@ -347,9 +351,20 @@ def test_an_s_below_zero_is_said_aloud(small, tmp_path, capsys):
 
 
 def test_other_samples_are_another_run(small, tmp_path):
-    pretrain(small("b", run__steps=2), tmp_path / "run", world=CPU)
+    config = small("b", run__steps=2)
+    pretrain(config, tmp_path / "run", world=CPU)
+    (tmp_path / "text.txt").write_text("Quite another text. " * 500)
+    prepare(tmp_path / "text.txt", tmp_path / "other", tokenizer="bytes", workers=1)
+    other = config.replaced({"run.steps": 4, "data.folder": str(tmp_path / "other")})
     with pytest.raises(ValueError, match="other samples"):
-        pretrain(small("b", run__steps=4, data__seed=1), tmp_path / "run", world=CPU, resume=True)
+        pretrain(other, tmp_path / "run", world=CPU, resume=True)
+
+
+def test_what_cannot_change_cannot_change_from_python_either(small, tmp_path):
+    pretrain(small("b", run__steps=2), tmp_path / "run", world=CPU)
+    for config in (small("b", run__steps=4, optim__lr=0.5), small("a", run__steps=4)):
+        with pytest.raises(ValueError, match="cannot change in a run that goes on"):
+            pretrain(config, tmp_path / "run", world=CPU, resume=True)
 
 
 def test_a_folder_holds_one_run(small, tmp_path):
@@ -446,6 +461,24 @@ def test_a_line_cut_short_is_not_written_on(tmp_path):
     journal.append(kind="start")
     journal.close()
     assert read_journal(tmp_path / "events.jsonl") == [{"kind": "start"}] * 2
+
+
+def test_who_stops_reading_stops_nothing(monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    line = LiveLine()
+    monkeypatch.setattr("builtins.print", closed)
+    line.say("one")
+    line.show("two", is_last=True)
+    line.close()
+
+
+def test_a_closed_terminal_is_a_request():
+    with heeded_interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert interrupts.asked and interrupts.name == "SIGHUP"
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
 
 
 def test_the_watch_is_quiet_off_the_first_rank(capsys):

@@ -132,10 +132,16 @@ def data_verify(
     ],
 ) -> None:
     """Compare every shard with its checksum."""
+    from ssmax.data.preparation import PREPARATION, sides_of
     from ssmax.data.shards import ShardSet
     from ssmax.data.tasks import TRAIN, VALIDATION
 
     sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
+    if missing := [str(folder / side) for side in sides_of(folder) if side not in sides]:
+        raise ValueError(
+            f"{' and '.join(missing)} should be there by the {PREPARATION} and the records beside "
+            "it; bring it back, or run the same ssmax data prepare again"
+        )
     for side in [folder / side for side in sides] or [folder]:
         shards = ShardSet.open(side)
         shards.verify()

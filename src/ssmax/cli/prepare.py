@@ -1,6 +1,7 @@
 """Preparation as a person sees it."""
 
 import os
+import sys
 from pathlib import Path
 
 from ssmax.data.preparation import Prepared, Progress, prepare
@@ -26,20 +27,32 @@ def prepare_shown(
 ) -> Prepared:
     """Prepare with a line that tells how far it is, and what came of it."""
     line = LiveLine()
-    done = prepare(
-        source,
-        out,
-        tokenizer=tokenizer,
-        workers=workers,
-        validation_fraction=validation_fraction,
-        text_field=text_field,
-        on_progress=lambda progress: line.show(_words(progress)),
-    )
+    try:
+        done = prepare(
+            source,
+            out,
+            tokenizer=tokenizer,
+            workers=workers,
+            validation_fraction=validation_fraction,
+            text_field=text_field,
+            on_progress=lambda progress: line.show(_words(progress)),
+        )
+    except KeyboardInterrupt:
+        line.close()
+        # Said here: typer makes an exit code of it and is silent.
+        print(
+            f"ssmax: stopped; what is finished stays in {out}, and the same command goes on "
+            "from there",
+            file=sys.stderr,
+        )
+        raise
     line.close()
     print(
         f"{out}: {done.num_tokens:,} tokens of {done.num_documents:,} documents to train on, "
         f"{done.validation_tokens:,} of {done.validation_documents:,} for validation"
     )
+    if validation_fraction and not done.validation_documents:
+        print("no text was held out: the one that would be is more than half of all")
     for reason, count in done.reasons.items():
         print(f"skipped {count:,}: {reason}")
     if done.skipped:

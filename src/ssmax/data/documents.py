@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 
+class SourceStoppedError(OSError):
+    """A source that broke off and may go on later, as a connection does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """One text."""

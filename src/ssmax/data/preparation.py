@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ssmax.data.tasks import (
 )
 from ssmax.data.token_files import TOKENS, TokenPart, open_tokens
 from ssmax.data.tokenizer import FILE, load_tokenizer
-from ssmax.data.workers import cores, run_all
+from ssmax.data.workers import check_guarded, cores, run_all
 
 PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
 TASK_BYTES = 64_000_000
@@ -73,7 +73,7 @@ class Progress:
 
 
 def prepare(
-    source: str,
+    source: str | Path,
     out: str | Path,
     *,
     tokenizer: str = "gpt2",
@@ -85,12 +85,15 @@ def prepare(
     """Write the tokens of a source to out/train and out/validation.
 
     A text's hash decides its side. The files do not depend on the number of workers (by default
-    one for each core that may be used), nor on interruptions.
+    one for each core that may be used), nor on interruptions. A script that calls it with several
+    workers does so under `if __name__ == "__main__":`.
     """
-    out = Path(out)
+    source, out = str(source), Path(out)
     workers = cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
+    if workers > 1:
+        check_guarded()
     if not 0 <= validation_fraction < 1:
         raise ValueError(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
@@ -166,12 +169,35 @@ def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
     raise ValueError(f"there are no prepared tokens in {folder}; make them with ssmax data prepare")
 
 
-def _held_out_below(records: Iterable[Record], wanted: int) -> int:
-    """Where validation ends among the keys, so that neither side is empty if that can be."""
+def sides_of(folder: Path) -> list[str]:
+    """The sides that a prepared folder must have, as far as its records tell; none for others."""
+    if not (folder / PREPARATION).is_file():
+        return []
+    sides = {TRAIN}
+    for path in (folder / RECORDS).glob("*.json"):
+        try:
+            sides.update(json.loads(path.read_bytes())["documents"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} cannot be read: {error}; remove it and prepare the data again"
+            ) from error
+    return [side for side in (TRAIN, VALIDATION) if side in sides]
+
+
+def _held_out_below(records: Collection[Record], wanted: int) -> int:
+    """Where validation ends among the keys, so that neither side is empty if that can be.
+
+    A text that is more than half of all is no text to hold out: little were left to train on.
+    """
     if not wanted:
         return 0
     smallest_key = min(record.smallest_key for record in records)
     largest_key = max(record.largest_key for record in records)
+    if smallest_key >= wanted:
+        same = [record for record in records if record.smallest_key == smallest_key]
+        total = sum(sum(record.tokens.values()) for record in records)
+        if 2 * sum(record.smallest_tokens for record in same) > total:
+            return wanted
     return min(max(wanted, smallest_key + 1), largest_key)
 
 

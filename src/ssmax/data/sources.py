@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ssmax._extras import require
-from ssmax.data.documents import Document, Part, Skipped, checked
+from ssmax.data.documents import Document, Part, Skipped, SourceStoppedError, checked
 from ssmax.data.embedded import embedded_part
 
 EMBEDDED, HUB = "embedded", "hf:"
@@ -142,7 +142,7 @@ class _HubPart(Part):
             for number, row in enumerate(rows, start=1):
                 yield _field(f"{self.name}:{number}", row, self.text_field)
         except OSError as error:
-            raise RuntimeError(
+            raise SourceStoppedError(
                 f"{self.name} stopped: {error}; run the same command again to go on"
             ) from error
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ssmax._files import write_whole
-from ssmax.data.documents import Document, Part, Skipped
+from ssmax.data.documents import Document, Part, Skipped, SourceStoppedError
 from ssmax.data.shards import SUFFIX, ShardWriter, Vocabulary, read_header
 from ssmax.data.token_files import TokenDocument, TokenPart
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
@@ -65,6 +65,8 @@ class Record:
     """Documents with a smaller key are in validation."""
     smallest_key: int
     largest_key: int
+    smallest_tokens: int = 0
+    """Of the documents with the smallest key; 0 in records older than this."""
     tokens: dict[str, int]
     """By side; a side without documents is missing."""
     documents: dict[str, int]
@@ -112,8 +114,9 @@ def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> R
     loaded = _load_tokenizer(tokenizer)
     writers: dict[str, ShardWriter] = {}
     skipped: list[list[str]] = []
-    smallest_key, largest_key = NUM_KEYS, -1
-    # Whatever a source cannot read is skipped or refused there: what fails here is writing.
+    smallest_key, largest_key, smallest_tokens = NUM_KEYS, -1, 0
+    # What a source cannot read is skipped or refused there, and one that stops says so: whatever
+    # else fails here is writing.
     with writing(out):
         task.record(out).unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
@@ -122,6 +125,9 @@ def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> R
                     skipped.append([document.name, document.reason])
                     continue
                 key, tokens = _encode(document, loaded)
+                if not len(tokens):
+                    skipped.append([document.name, "no tokens"])
+                    continue
                 side = VALIDATION if key < held_out_below else TRAIN
                 if side not in writers:
                     path = task.shard(out, side)
@@ -129,6 +135,9 @@ def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> R
                     writer = ShardWriter(path, task.vocabulary, origin=task.origin)
                     writers[side] = stack.enter_context(writer)
                 writers[side].add(tokens)
+                if key <= smallest_key:
+                    # With its end; equal texts have equal keys and would move together.
+                    smallest_tokens = (key == smallest_key) * smallest_tokens + len(tokens) + 1
                 smallest_key, largest_key = min(smallest_key, key), max(largest_key, key)
         for side in {TRAIN, VALIDATION} - writers.keys():
             task.shard(out, side).unlink(missing_ok=True)
@@ -138,6 +147,7 @@ def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> R
             held_out_below=held_out_below,
             smallest_key=smallest_key,
             largest_key=largest_key,
+            smallest_tokens=smallest_tokens,
             tokens={side: writer.num_tokens for side, writer in sorted(writers.items())},
             documents={side: writer.num_documents for side, writer in sorted(writers.items())},
             skipped=skipped,
@@ -175,6 +185,8 @@ def writing(out: Path) -> Iterator[None]:
     """Say of a failed write what it means for the folder."""
     try:
         yield
+    except SourceStoppedError:
+        raise
     except OSError as error:
         raise OSError(
             f"{out} cannot be written: {error}; what is finished stays, "

@@ -17,6 +17,8 @@ TOKENS = "tokens:"
 
 _PACKED = (".gz", ".xz")
 _PIECE = 2**22
+_ENOUGH = 64
+"""Tokens that tell their width: so many, every other one 0, are no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,11 @@ class TokenPart:
                 while content := file.read(_PIECE):
                     if len(content) % dtype.itemsize:
                         raise EOFError(f"it ends inside a token of {dtype.itemsize} bytes")
-                    found += len(content) // dtype.itemsize
-                    yield self._checked(np.frombuffer(content, dtype))
+                    tokens = np.frombuffer(content, dtype)
+                    if not found and _kind(self.path) == ".bin":
+                        self._check_width(tokens)
+                    found += tokens.size
+                    yield self._checked(tokens)
                 if expected not in (None, found):
                     raise EOFError(f"it promises {expected} tokens and holds {found}")
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -87,6 +92,15 @@ class TokenPart:
                 f"got shape {shape} of {dtype}"
             )
         return dtype, shape[0]
+
+    def _check_width(self, first: np.ndarray) -> None:
+        """Refuse a .bin of 32 bits that is read as 16: the upper half of each token is 0 there."""
+        if first.itemsize == 2 and first.size >= _ENOUGH and not first[1::2].any():
+            raise ValueError(
+                f"{self.path} looks like tokens of 32 bits, and those of "
+                f"{self.vocabulary.name!r} are read as 16 in a .bin; save it as .npy, which says "
+                "its width"
+            )
 
     def _checked(self, tokens: np.ndarray) -> np.ndarray:
         if tokens.max() >= self.vocabulary.size:

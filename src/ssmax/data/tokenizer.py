@@ -192,6 +192,7 @@ class _JsonTokenizer(Tokenizer):
     def __init__(self, path: Path) -> None:
         tokenizers = require("tokenizers", extra="lab", purpose=f"the tokenizer {path}")
         content = path.read_bytes()
+        self._path = path
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # the package raises plain Exception
@@ -217,7 +218,13 @@ class _JsonTokenizer(Tokenizer):
         self.definition = content.decode()
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # the package raises plain Exception
+            raise ValueError(
+                f"{self._path} cannot encode a text: {error}; give its model an unknown token "
+                "(unk_token) that is in its vocabulary, or take another tokenizer"
+            ) from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)

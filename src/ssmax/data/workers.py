@@ -42,12 +42,23 @@ def run_all(
             for future in concurrent.futures.as_completed(futures):
                 on_result(future.result())
         except BrokenProcessPool as error:
-            raise RuntimeError(
+            # The machine's failure, not the program's: the command line tells it in one line.
+            raise OSError(
                 "a worker was killed, perhaps for lack of memory; what is finished stays: "
                 "run the same command again with fewer workers"
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def check_guarded() -> None:
+    """Refuse to start workers in one that is just importing the script of its parent."""
+    # As multiprocessing itself asks; its parent_process() is not known yet at that time.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ValueError(
+            "a worker came by the call that started it, since it imports your script; put the "
+            'call under `if __name__ == "__main__":`, or give workers=1'
+        )
 
 
 def _follow_parent() -> None:

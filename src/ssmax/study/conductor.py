@@ -36,6 +36,8 @@ class Running:
     log: Path
     begins_at: float = 0.0
     """The share of its steps that was done before."""
+    said_before: int = 0
+    """Bytes of the log that an earlier command left."""
     share: float = 0.0
     """Of the others."""
     words: str = "starting"
@@ -47,7 +49,7 @@ class Running:
     def look(self) -> None:
         """How far it is, from the end of its log."""
         with self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 4000))
+            file.seek(max(self.said_before, self.log.stat().st_size - 4000))
             found = _PROGRESS.findall(file.read().decode(errors="replace"))
         if found:
             self.words, done, total = found[-1]
@@ -206,6 +208,7 @@ class Conductor:
         log = self.folder / LOGS / f"{job.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
+            said_before = file.tell()
             process = subprocess.Popen(
                 self.command(job),
                 stdin=subprocess.DEVNULL,
@@ -215,7 +218,8 @@ class Conductor:
                 # Ctrl-C is for the conductor, who tells the others.
                 start_new_session=True,
             )
-        return Running(job, process, log, begins_at=begins_at(self.forecast.study, job))
+        share = begins_at(self.forecast.study, job)
+        return Running(job, process, log, begins_at=share, said_before=said_before)
 
     def _ended(self, one: Running) -> None:
         job = one.job

@@ -176,6 +176,11 @@ def _start_writing(
     return future
 
 
+def has_any(run: Path) -> bool:
+    """True where a run has checkpoints, whole or not."""
+    return bool(_steps(run))
+
+
 def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
     """The newest checkpoint that is whole; those that are not are named and passed over."""
     for folder in sorted((run / FOLDER).glob(".*.writing")):

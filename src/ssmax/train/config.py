@@ -238,7 +238,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The configuration of a file; an unknown key is an error that names the nearest one."""
-        return cls().replaced(_flat(values))
+        return cls().replaced(flat(values))
 
     def replaced(self, changes: Mapping[str, Any]) -> Self:
         """A copy with values by their dotted names, "optim.lr"; texts are read as the field's type.
@@ -294,10 +294,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
-    return _flat(values)
+    return flat(values)
 
 
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names, "optim.lr"."""
     rooms = [field.name for field in dataclasses.fields(TrainConfig)]
     flat = {}
     for key, value in values.items():

@@ -96,6 +96,12 @@ def finetune(
     base_config = read_run_config(base)
     if resume:
         before = resumed_config(folder, {})
+        # One that was moved is taken for the same.
+        if Path(before.data.base).is_dir() and not base.samefile(before.data.base):
+            raise ValueError(
+                f"{folder} began from {before.data.base}, not {base}; resume with that, or give "
+                "another name"
+            )
         questions = questions or before.data.questions
         seed = before.data.seed
     else:
@@ -189,6 +195,8 @@ def _with_rule(model: LM, rule: str) -> LM:
 
 def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:
     for key in changes:
+        if key in ("data.base", "data.questions"):
+            raise ValueError(f"{key} is told by RUN and --questions; leave it out of the settings")
         if key.startswith("model.") or key in ("data.folder", "data.tokenizer"):
             raise ValueError(
                 f"{key} is the pretrained run's and cannot change in fine-tuning; "

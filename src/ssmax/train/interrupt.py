@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM are requests: the step is finished and a checkpoint written."""
+"""Ctrl-C, SIGTERM and a closed terminal are requests: the step is finished and saved."""
 
 import signal
 import threading
@@ -26,16 +26,17 @@ class Interrupts:
 
 @contextmanager
 def heeded_interrupts() -> Iterator[Interrupts]:
-    """Within, SIGINT and SIGTERM are requests."""
+    """Within, SIGINT, SIGTERM and SIGHUP are requests."""
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's alone; a run in another is stopped by whoever started it.
         yield interrupts
         return
-    before = {
-        number: signal.signal(number, interrupts._handle)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup it is ignored, and stays so.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        heeded.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupts._handle) for number in heeded}
     try:
         yield interrupts
     finally:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LMConfig
-from ssmax.records import JOURNAL, Provenance
+from ssmax.records import JOURNAL, Provenance, read_journal
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
 from ssmax.train.config import RunConfig, TrainConfig
@@ -94,6 +94,7 @@ def train(
     if resume:
         found = world.first_does(lambda: checkpoint.newest_checkpoint(folder, watch.say))
         if found is None:
+            world.first_does(lambda: _refuse_to_lose(folder, config))
             watch.say(f"{folder} has no whole checkpoint: it starts again")
     state = checkpoint.read_state(found) if found else _fresh_state(config, samples)
     if state.step > config.run.steps:
@@ -141,17 +142,32 @@ def train(
             f"{folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
             f"{world.device}" + (f", from step {state.step:,}" if state.step else "")
         )
+        if validation is None and config.data.validation_windows:
+            watch.say("there is no text to validate with, or too little")
         try:
             return _all_phases(job, state, found)
         except OSError as error:
             raise OSError(
-                f"{folder} cannot be written: {error}; its checkpoints are intact, mend that and "
+                f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
                 "go on with --resume"
             ) from error
         finally:
             for file in (journal, events):
                 if file is not None:
                     file.close()
+
+
+def _refuse_to_lose(folder: Path, config: TrainConfig) -> None:
+    """A run begins anew only where it cannot have had a checkpoint."""
+    journal = folder / JOURNAL
+    steps = [line["step"] for line in read_journal(journal, "step")] if journal.is_file() else []
+    done = max(steps, default=0)
+    # The first is whole before the second is begun.
+    if (folder / MODEL).exists() or done >= 2 * config.run.checkpoint_every:
+        raise ValueError(
+            f"{folder} has done {done:,} steps and holds no whole checkpoint to go on from; bring "
+            "one back, or give another name to begin anew"
+        )
 
 
 def _fresh_state(config: TrainConfig, samples: Samples) -> TrainState:

@@ -6,10 +6,10 @@ from pathlib import Path
 from ssmax.data.shards import ShardSet, Vocabulary
 from ssmax.data.stream import TokenStream
 from ssmax.data.tasks import TRAIN, VALIDATION
-from ssmax.records import config_hash
-from ssmax.train.config import TrainConfig
+from ssmax.records import RUN_CONFIG, config_hash
+from ssmax.train.config import TrainConfig, flat
 from ssmax.train.loop import Outcome, train
-from ssmax.train.run import run_folder
+from ssmax.train.run import resumed_config, run_folder
 from ssmax.train.samples import Batch
 from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
@@ -43,6 +43,8 @@ def pretrain(
 
     The checkpoint of `keep_step` stays, for a run that branches off there.
     """
+    if config.data.base or config.data.questions:
+        raise ValueError("data.base and data.questions are fine-tuning's; leave them out")
     data = Path(config.data.folder)
     if not config.data.folder or not data.is_dir():
         raise ValueError(
@@ -55,6 +57,8 @@ def pretrain(
     tokenizer = samples.stream.shards.vocabulary.name
     # Resolved, so that the run can go on from wherever it is asked to.
     config = config.replaced({"data.folder": str(data.resolve()), "data.tokenizer": tokenizer})
+    if resume and (folder / RUN_CONFIG).is_file():
+        resumed_config(folder, flat(config.to_dict()))
     with run_folder(
         folder,
         config,

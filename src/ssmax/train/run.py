@@ -14,7 +14,7 @@ from ssmax._files import locked, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
-from ssmax.records import RUN_CONFIG, Provenance
+from ssmax.records import JOURNAL, RUN_CONFIG, Provenance
 from ssmax.train import checkpoint
 from ssmax.train.config import MAY_CHANGE, TrainConfig
 from ssmax.train.parallel import whole
@@ -57,6 +57,13 @@ def run_folder(
             if (folder / RUN_CONFIG).exists() and not resume:
                 raise ValueError(
                     f"{folder} holds a run already; go on with --resume, or give another name"
+                )
+            journal = folder / JOURNAL
+            has_steps = journal.is_file() and journal.stat().st_size > 0
+            if not resume and (has_steps or checkpoint.has_any(folder)):
+                raise ValueError(
+                    f"{folder} holds a run without its {RUN_CONFIG}; bring that back, or give "
+                    "another name"
                 )
 
         def write() -> None:

@@ -64,22 +64,29 @@ class LiveLine:
         if self._is_live:
             # A line that wraps could not be written over.
             text = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r\x1b[K{text}", end="", flush=True)
+            self._print(f"\r\x1b[K{text}", end="")
             self._is_open = True
         else:
-            print(text, flush=True)
+            self._print(text)
 
     def say(self, text: str) -> None:
         """A line that stays."""
         if self._is_shown:
-            print(f"\r\x1b[K{text}" if self._is_live else text, flush=True)
+            self._print(f"\r\x1b[K{text}" if self._is_live else text)
             self._is_open = False
 
     def close(self) -> None:
         """Leave the last line standing."""
         if self._is_open:
-            print(flush=True)
+            self._print("")
             self._is_open = False
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        try:
+            print(text, end=end, flush=True)
+        except OSError:
+            # Nobody reads it any more; the work goes on.
+            self._is_shown = False
 
 
 class Watch:

@@ -53,7 +53,7 @@ def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
     config = read_run_config(folder)
     length, seed = config.model.train_length, config.data.seed
     if config.data.base:
-        examples = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
+        examples, _ = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
         _, samples = question_rows(examples, length=length, seed=seed)
     else:
         shards = ShardSet.open(home / config.data.folder / VALIDATION)

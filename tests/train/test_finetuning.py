@@ -212,6 +212,16 @@ def test_questions_of_a_file(base, tmp_path):
         finetune(base, tmp_path / "other", world=CPU, questions=str(tmp_path / "nowhere"))
 
 
+def test_questions_that_are_left_out_are_counted(base, tmp_path, capsys):
+    path = squad_file(tmp_path / "squad.json")
+    values = json.loads(path.read_text())
+    long = {**values["data"][0]["paragraphs"][0]["qas"][0], "question": "Why? " * 1000}
+    values["data"][0]["paragraphs"][0]["qas"] += [long] * 3
+    path.write_text(json.dumps(values))
+    finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK)
+    assert "; 3 are longer than a row and left out" in capsys.readouterr().out
+
+
 def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
     pretrain(small("a", run__steps=1), tmp_path / "base", world=CPU)
     with pytest.raises(ValueError, match=r"0 of 2048 questions of 'invented' fit 16 tokens"):

@@ -362,7 +362,7 @@ def _questions(
     """Packed rows to learn from and to validate with, and where they came from."""
     source = source if source == INVENTED else str(Path(source).resolve())
     length, seed = config.model.train_length, config.data.seed
-    examples = encoded_questions(source, tokenizer, length=length, seed=seed)
+    examples, _ = encoded_questions(source, tokenizer, length=length, seed=seed)
     _check_packing(model)
     return (*question_rows(examples, length=length, seed=seed), source)
 

@@ -111,7 +111,7 @@ def finetune(
     questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
     questions = with_full_paths(questions)
     length = base_config.model.train_length
-    examples = _examples(questions, base, length=length, seed=seed)
+    examples, dropped = _examples(questions, base, length=length, seed=seed)
     samples, validation = question_rows(examples, length=length, seed=seed)
     if resume:
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
@@ -139,6 +139,7 @@ def finetune(
         opened.watch.say(
             f"{len(samples.stream.examples):,} questions to learn from, "
             f"{samples.stream.rows_in_epoch(0):,} rows of {length} tokens an epoch"
+            + (f"; {dropped:,} are longer than a row and left out" if dropped else "")
         )
         return train(
             config,
@@ -216,18 +217,20 @@ def _config(
     )
 
 
-def _examples(questions: str, base: Path, *, length: int, seed: int) -> list[Example]:
+def _examples(questions: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:
+    """Those that fit the rows, and how many do not."""
     every = [
         _examples_of(source, base, length=length, seed=seed)
         for source in question_sources(questions)
     ]
-    return [example for examples in every for example in examples]
+    fitting = [example for examples, _ in every for example in examples]
+    return fitting, sum(dropped for _, dropped in every)
 
 
-def _examples_of(source: str, base: Path, *, length: int, seed: int) -> list[Example]:
+def _examples_of(source: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:
     tokenizer = load_run_tokenizer(base)
     if (digits := hidden_digits(source)) is not None:
-        return hidden_examples(
+        hidden = hidden_examples(
             haystack_text(ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)),
             count=NUM_HIDDEN,
             length=length,
@@ -237,13 +240,14 @@ def _examples_of(source: str, base: Path, *, length: int, seed: int) -> list[Exa
             breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
             end_of_document=tokenizer.vocabulary.end_of_document,
         )
+        return hidden, 0
     return encoded_questions(source, tokenizer, length=length, seed=seed)
 
 
 def encoded_questions(
     source: str, tokenizer: Tokenizer, *, length: int, seed: int
-) -> list[Example]:
-    """The questions of a file, or invented ones, as far as they fit the rows."""
+) -> tuple[list[Example], int]:
+    """The questions of a file, or invented ones, that fit the rows, and how many do not."""
     questions = read_questions(source, seed=seed)
     end_of_document = tokenizer.vocabulary.end_of_document
     examples, dropped = encode_questions(
@@ -254,7 +258,7 @@ def encoded_questions(
             f"{len(examples)} of {len(questions)} questions of {source!r} fit {length} tokens "
             f"({dropped} are longer); at least 2 are needed"
         )
-    return examples
+    return examples, dropped
 
 
 def read_questions(source: str, *, seed: int) -> list[Question]:

@@ -475,10 +475,19 @@ def test_who_stops_reading_stops_nothing(monkeypatch):
 
 
 def test_a_closed_terminal_is_a_request():
-    with heeded_interrupts() as interrupts:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert interrupts.asked and interrupts.name == "SIGHUP"
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with heeded_interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.asked and interrupts.name == "SIGHUP"
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+        # As nohup has it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with heeded_interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupts.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_the_watch_is_quiet_off_the_first_rank(capsys):

@@ -284,6 +284,11 @@ def visit(browser, address):
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(url)
+        if options.get("java_script_enabled", True):
+            # Figures are drawn when their size is known, a frame later than the page is there.
+            tab.evaluate(
+                "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
         return tab
 
     yield go

@@ -5,6 +5,7 @@
 import functools
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,26 +13,30 @@ from torch import Tensor
 from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import Visibility
 
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
 
 def attend(call: Call) -> Tensor:
     """Compiled on the GPU; on the CPU, where the compiled form is wrong for short rows, plain."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     sight, q_BHTD = call.sight, call.q_BHTD
-    compiles_itself = call.on_gpu and not torch.compiler.is_compiling()
+    attention, mask_of = flex_attention, create_block_mask
+    if call.on_gpu and not torch.compiler.is_compiling():
+        attention, mask_of = _compiled()
     block_mask = None
     if not sight.sees_all:
-        block_mask = create_block_mask(
+        block_mask = mask_of(
             _mask_mod(sight),
             q_BHTD.shape[0],
             q_BHTD.shape[1] if sight.mask is not None and sight.mask.shape[1] > 1 else None,
             sight.num_queries,
             sight.num_keys,
             device=str(q_BHTD.device),
-            _compile=compiles_itself,
         )
     run = functools.partial(
-        _compiled() if compiles_itself else flex_attention,
+        attention,
         q_BHTD,
         call.k_BGSD,
         call.v_BGSD,
@@ -77,7 +82,7 @@ def _mask_mod(sight: Visibility) -> Callable[[Tensor, Tensor, Tensor, Tensor], T
 
 
 @functools.cache
-def _compiled() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
+def _compiled() -> tuple[Callable[..., Tensor], Callable[..., "BlockMask"]]:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    return torch.compile(flex_attention, dynamic=False), torch.compile(create_block_mask)

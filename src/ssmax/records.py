@@ -164,19 +164,25 @@ class Comparison:
     """C1 to C8; the figure has the same number."""
     text: str
     """What the paper says, for one pair."""
-    effect: float
-    """The first minus the second, or what the text names."""
+    effect: float | None
+    """The first minus the second, or what the text names; None where it was not measured."""
     unit: str
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     """The 95 % interval of the effect."""
     basis: str
-    """What the interval is over, in words."""
+    """What the interval is over, in words; or why there is none."""
     verdict: str
-    """supported, contradicted, or not resolved (at this scale)."""
+    """supported, contradicted, not resolved (at this scale), or not measured."""
     is_ours: bool
     """Not the paper's but the control's: no part of the claim's verdict."""
     provenance: Provenance
+
+    def interval(self, decimals: int) -> str:
+        """The effect and where it may lie; "-" where it was not measured."""
+        if self.effect is None:
+            return "-"
+        return f"{self.effect:+.{decimals}f} [{self.low:+.{decimals}f}, {self.high:+.{decimals}f}]"
 
 
 def to_json_line(record: Any) -> str:

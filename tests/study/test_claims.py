@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ssmax.cli.study import table
 from ssmax.nn import SSMaxScale
 from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import overall
@@ -248,7 +249,10 @@ def test_a_claim_is_not_supported_by_what_was_not_measured():
     found.comparisons = judge(found, HERE)
     c4 = [one for one in found.comparisons if one.claim == "C4"]
     assert [one.verdict for one in c4 if "(b) learns below (a)" in one.text] == ["supported"]
-    assert "(d) was not measured" in {one.basis for one in c4}
+    (missing,) = [one for one in c4 if one.text == "(d) learns below (a)"]
+    assert (missing.effect, missing.low, missing.high) == (None, None, None)  # 0 was not measured
+    assert missing.basis == "(d) was not measured"
+    assert any("(d) was not measured: not measured" in line for line in table(found.comparisons))
     told = {claim["id"]: claim for claim in payload(found, static={})["claims"]}
     assert told["C4"]["verdict"] == told["C5"]["verdict"] == "not resolved"
     assert told["C4"]["comparisons"][2]["effect"] is None

@@ -159,10 +159,9 @@ def table(comparisons: Sequence[Comparison]) -> list[str]:
         verdict = overall([one.verdict for one in mine if not one.is_ours])
         lines += ["", f"{name}  {text}", f"    {verdict.upper()}"]
         for one in mine:
-            interval = f"{one.effect:+.4f} [{one.low:+.4f}, {one.high:+.4f}] {one.unit}"
             ours = "  (ours)" if one.is_ours else ""
             lines.append(f"  {SYMBOLS[one.verdict]} {one.text}{ours}")
-            told = f"{interval}; " if one.verdict != "not measured" else ""
+            told = "" if one.effect is None else f"{one.interval(4)} {one.unit}; "
             lines.append(f"      {told}{one.basis}: {one.verdict}")
     return lines
 

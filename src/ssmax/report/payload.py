@@ -85,12 +85,11 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
 
 
 def _comparison(one: Comparison) -> dict[str, Any]:
-    is_measured = one.verdict != "not measured"
     return {
         "text": one.text + (" [ours]" if one.is_ours else ""),
-        "effect": one.effect if is_measured else None,
-        "low": one.low if is_measured else None,
-        "high": one.high if is_measured else None,
+        "effect": one.effect,
+        "low": one.low,
+        "high": one.high,
         "unit": one.unit,
         "basis": one.basis,
         "verdict": one.verdict,

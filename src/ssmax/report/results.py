@@ -96,7 +96,7 @@ def headlines(results: Mapping[str, Findings]) -> str:
 def _short_effect(one: Comparison | None) -> str:
     if one is None or one.verdict == "not measured":
         return "-"
-    return f"{_interval(one)} {one.verdict}"
+    return f"{one.interval(3)} {one.verdict}"
 
 
 def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
@@ -301,13 +301,7 @@ def _cell(values: Sequence[float], runs: int = 0) -> str:
 
 
 def _effect(one: Comparison) -> str:
-    if one.verdict == "not measured":
-        return "-"
-    return f"{_interval(one)} {one.unit}"
-
-
-def _interval(one: Comparison) -> str:
-    return f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
+    return "-" if one.effect is None else f"{one.interval(3)} {one.unit}"
 
 
 def _said(one: Comparison) -> str:

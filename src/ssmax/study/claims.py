@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,11 +56,12 @@ class Pair:
 
 
 class Result(NamedTuple):
-    """A comparison that was made, wherever that was."""
+    """A comparison, wherever it was made."""
 
     claim: str
     text: str
-    interval: Interval
+    interval: Interval | str
+    """Or why there is none."""
     unit: str
     verdict: str
     is_ours: bool = False
@@ -75,7 +76,7 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
         Comparison(
             claim=result.claim,
             text=result.text,
-            **dataclasses.asdict(result.interval),
+            **_told(result.interval),
             unit=result.unit,
             verdict=result.verdict,
             is_ours=result.is_ours,
@@ -83,6 +84,12 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
         )
         for result in results
     ]
+
+
+def _told(interval: Interval | str) -> dict[str, Any]:
+    if isinstance(interval, str):
+        return {"effect": None, "low": None, "high": None, "basis": interval}
+    return dataclasses.asdict(interval)
 
 
 def _claim_1(findings: Findings) -> list[Result]:
@@ -327,8 +334,7 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
             raise ValueError(f"{' and '.join(map(_called, missing))} {verb} not measured")
         interval = _interval(items[pair.first], items[pair.second], what=what)
     except ValueError as error:
-        nothing = Interval(effect=0.0, low=0.0, high=0.0, basis=str(error))
-        return Result(claim, pair.text, nothing, unit, NOT_MEASURED, pair.is_ours)
+        return Result(claim, pair.text, str(error), unit, NOT_MEASURED, pair.is_ours)
     verdict = interval.verdict(pair.expected, pair.margin)
     return Result(claim, pair.text, interval, unit, verdict, pair.is_ours)
 

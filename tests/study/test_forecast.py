@@ -31,7 +31,22 @@ def names(forecast):
 def test_it_begins_with_the_plan(forecast):
     left = names(forecast)
     assert forecast.seconds(left, {}) == makespan(forecast.study, forecast.jobs, 2)
-    assert forecast.share(left, {}) == 0.0 and forecast.share(set(), {}) == pytest.approx(1.0)
+    assert forecast.share(left, {}, set()) == 0.0 and forecast.share(
+        set(), {}, left
+    ) == pytest.approx(1.0)
+
+
+def test_what_failed_is_neither_done_nor_left(forecast):
+    half = {job.name for job in forecast.jobs if job.configuration == "a"}
+    assert forecast.share(names(forecast) - half, {}, set()) == 0.0
+    assert forecast.share(names(forecast) - half, {}, half) == pytest.approx(0.5)
+
+
+def test_a_shorter_training_is_planned_shorter():
+    study, short = gpu(), gpu().with_settings({"run.steps": 763})
+    steps = study.pretraining.run.steps
+    assert short.seconds["pretrain"] == pytest.approx(study.seconds["pretrain"] * 763 / steps)
+    assert short.seconds["finetune"] == study.seconds["finetune"]
 
 
 def test_two_side_by_side_are_not_waited_for_one_after_the_other(forecast, clock):

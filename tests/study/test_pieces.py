@@ -167,6 +167,8 @@ def test_the_family_needs_no_training_of_its_own():
         ({"piece": "a/b"}, "letters, digits"),
         ({"records": Path("records.zip")}, r"NAME\.tar\.xz"),
         ({"first_seed": -1}, "first_seed must be at least 0"),
+        ({"device": "tpu", "dry_run": True}, "device must be cpu or cuda, got 'tpu'"),
+        ({"configurations": ["x"]}, r"there is no configuration 'x'; known: a, b, "),
     ],
 )
 def test_bad_input_gets_one_clear_error(tiny, tmp_path, options, message):
@@ -284,3 +286,56 @@ def test_what_is_no_piece_is_refused(tmp_path):
         pass
     with pytest.raises(ValueError, match=r"empty.tar.xz is no piece .* holds no study.json"):
         gather([tmp_path / "empty.tar.xz"], tmp_path / "study")
+
+
+def test_gathered_pieces_do_not_hide_a_study(tiny, tokens, tmp_path):
+    """`read_findings` would not look at what was made beside them."""
+    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p")
+    gather([archive], tmp_path / "study")
+    with pytest.raises(ValueError, match="holds gathered pieces, behind which new work would be"):
+        reproduce(tiny, tmp_path / "study", data=tokens, first_seed=1, dry_run=True)
+
+
+def packed_again(archive, folder, change):
+    """A piece with a file of it changed."""
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    change(folder)
+    with tarfile.open(folder.with_suffix(".tar.xz"), "w:xz") as packed:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                packed.add(path, path.relative_to(folder).as_posix())
+    return folder.with_suffix(".tar.xz")
+
+
+@pytest.mark.parametrize("name", ["done/loss-a-0.json", "results/a-0/position_loss.jsonl"])
+def test_a_namesake_with_other_numbers_is_refused(tiny, tokens, tmp_path, name):
+    one = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p", figures=[5])
+    assert gather([one, one], tmp_path / "study") == ["p"]
+
+    def change(folder):
+        (folder / name).write_text((folder / name).read_text().replace(".", ".1", 1))
+
+    other = packed_again(one, tmp_path / "other", change)
+    with pytest.raises(ValueError, match=r"both called piece 'p', and .* has others of loss-a-0"):
+        gather([other], tmp_path / "study")
+
+
+def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path):
+    folder = tmp_path / "s"
+    made(tiny, folder, tmp_path / "p.tar.xz", data=tokens, figures=[5])
+    verdicts = folder / "verdicts.jsonl"
+    there = verdicts.read_text()
+    verdicts.write_text("garbage\n")
+    report(folder)
+    assert verdicts.read_text() == there
+    for name, content, message in (
+        ("results/a-0/fading.jsonl", "", r"fading.jsonl is empty; take away done/loss-a-0.json"),
+        ("runs/a-0/journal.jsonl", '{"kind": "st', r"journal.jsonl has no steps"),
+        ("runs/a-0/config.json", "{", r"config.json is not the record of a run"),
+    ):
+        before = (folder / name).read_text()
+        (folder / name).write_text(content)
+        with pytest.raises(ValueError, match=message):
+            report(folder)
+        (folder / name).write_text(before)

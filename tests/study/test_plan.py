@@ -131,7 +131,7 @@ def test_figures_are_read_as_people_write_them():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plan(quick(), configurations=["g"]), "one of a, b, c"),
+        (lambda: plan(quick(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
         (lambda: plan(quick(), configurations=["temprature"]), "did you mean 'temperature'"),
         (lambda: plan(quick(), seeds=0), "at least 1"),
         (lambda: read_figures(["figure9"]), "figure1 to figure8"),

@@ -16,7 +16,7 @@ import pytest
 from ssmax.study import conductor, reproduction
 from ssmax.study.conductor import Conductor
 from ssmax.study.pieces import pack
-from ssmax.study.plan import plan
+from ssmax.study.plan import plan, share_done
 from ssmax.study.presets import gpu
 from ssmax.study.reproduction import read_study, report, reproduce
 from ssmax.train import configured
@@ -56,6 +56,17 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     assert done.page.read_bytes() == page
 
     # More seeds are more jobs of the same study; other settings are another study.
+    (folder / "done" / "finetune-b-0.json").rename(folder / "done" / "needed")
+    with (folder / "runs" / "b-0-qa" / "journal.jsonl").open("r+") as journal:
+        kept = [line for line in journal if '"step": 1,' in line]
+        journal.seek(0)
+        journal.writelines(kept)
+        journal.truncate()
+    _, jobs = read_study(folder)
+    assert share_done(tiny, folder, jobs["finetune-b-0"]) == 0.5  # of its two steps
+    dry = reproduce(tiny, folder, configurations=["b"], seeds=1, dry_run=True)
+    assert "about 0:48 for 1 jobs" in capfd.readouterr().out and not dry.is_whole
+    (folder / "done" / "needed").rename(folder / "done" / "finetune-b-0.json")
     dry = reproduce(tiny, folder, configurations=["b"], seeds=2, dry_run=True)
     assert not dry.is_whole
     assert re.search(r"pretrain +2 jobs, 1 left, 1:16 each  b-0, b-1", capfd.readouterr().out)
@@ -242,6 +253,8 @@ def test_workers_go_when_the_conductor_is_killed(conducted):
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match=r"letter\.txt is a file, not the folder of a study"):
+        reproduce(tiny, tmp_path / "letter.txt", dry_run=True)
     with pytest.raises(ValueError, match="holds something that is no study"):
         reproduce(tiny, tmp_path)
     with pytest.raises(ValueError, match="is no study"):

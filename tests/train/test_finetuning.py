@@ -138,6 +138,9 @@ def test_without_a_checkpoint_it_starts_again_from_the_base(base, tmp_path, rule
 def test_it_goes_on_from_the_base_that_it_began_from(base, tmp_path):
     finetune(base, tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
     shutil.copytree(base, tmp_path / "other")
+    finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+    journal = tmp_path / "other" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"loss": ', '"loss": 1', 1))
     with pytest.raises(ValueError, match=r"began from .*base, not .*other; resume with that"):
         finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
 

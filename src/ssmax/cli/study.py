@@ -63,7 +63,7 @@ def reproduce_shown(
     changes = read_overrides(sets)
     for key in DECIDED.keys() & changes.keys():
         raise ValueError(f"{key} is different for every run of a study; give {DECIDED[key]}")
-    study = dataclasses.replace(study, pretraining=study.pretraining.replaced(changes))
+    study = study.with_settings(changes)
     if questions is not None:
         for source in question_sources(questions):
             if is_path(source) and not Path(source).is_file():
@@ -121,7 +121,8 @@ def gather_shown(archives: Sequence[Path], folder: Path) -> None:
         if not archive.is_file():
             raise ValueError(f"there is no file {archive}")
     pieces = gather(archives, folder)
-    print(f"{folder} holds {len(pieces)} pieces: {', '.join(pieces)}")
+    count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
+    print(f"{folder} holds {count}: {', '.join(pieces)}")
     print(f"judge and draw them: ssmax report {shlex.quote(str(folder))}")
 
 

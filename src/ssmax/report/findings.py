@@ -6,7 +6,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -35,6 +35,11 @@ POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_thet
 FADING, NEEDLE = "fading.jsonl", "needle.jsonl"
 NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
 """Records of one measurement each, in whatever folder of results."""
+MADE_BY = {
+    **dict.fromkeys((POSITION_LOSS, SAME_THETA_LOSS, FADING), "loss"),
+    **dict.fromkeys((NEEDLE, NEEDLE_SCORE, PAPERS_NEEDLE_SCORE), "needle"),
+}
+"""The kind of job that writes a file of records."""
 PROBE = "probe"
 
 
@@ -135,7 +140,9 @@ def read_findings(folder: Path) -> Findings:
         kind.clear()
         kind.update(in_order)
     if (folder / VERDICTS).is_file():
-        findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
+        # Damaged ones, or those of another version, are judged anew.
+        with suppress(ValueError):
+            findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
     return findings
 
 
@@ -165,7 +172,9 @@ def unpacked(archive: Path) -> Iterator[Path]:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-            raise ValueError(f"{archive} is no piece of a study: {error}") from None
+            # tarfile tells of every compression that it tried, a line each.
+            words = str(error).partition(":\n")[0]
+            raise ValueError(f"{archive} is no piece of a study: {words}") from None
         yield Path(folder)
 
 
@@ -181,6 +190,8 @@ def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
             # A study of before a measurement existed goes without it.
             if f"{job}-{name}-{seed}" in done and path.is_file():
                 records = _newest(read_jsonl(path, kind))
+                if not records:
+                    raise ValueError(f"{path} is empty; {_again(job, name, seed)}")
                 is_one = kind in (PositionLoss, Fading)
                 home.setdefault(name, {})[replica] = records[-1] if is_one else records
                 words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
@@ -194,15 +205,22 @@ def _newest(records: list[Any]) -> list[Any]:
     ]
 
 
+def _again(job: str, name: str, seed: int) -> str:
+    return f"take away {DONE}/{job}-{name}-{seed}.json, and ssmax reproduce does that job again"
+
+
 def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
     """File, the job that writes it, what its lines are, and where they go."""
     return [
-        (POSITION_LOSS, "loss", PositionLoss, findings.position_losses),
-        (SAME_THETA_LOSS, "loss", PositionLoss, findings.same_theta_losses),
-        (FADING, "loss", Fading, findings.fading),
-        (NEEDLE, "needle", NeedleTrial, findings.trials),
-        (NEEDLE_SCORE, "needle", NeedleScore, findings.scores),
-        (PAPERS_NEEDLE_SCORE, "needle", NeedleScore, findings.papers_needle),
+        (name, MADE_BY[name], kind, home)
+        for name, kind, home in (
+            (POSITION_LOSS, PositionLoss, findings.position_losses),
+            (SAME_THETA_LOSS, PositionLoss, findings.same_theta_losses),
+            (FADING, Fading, findings.fading),
+            (NEEDLE, NeedleTrial, findings.trials),
+            (NEEDLE_SCORE, NeedleScore, findings.scores),
+            (PAPERS_NEEDLE_SCORE, NeedleScore, findings.papers_needle),
+        )
     ]
 
 
@@ -220,6 +238,8 @@ def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
 def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
     journal = read_journal(run / JOURNAL)
     steps = [line for line in journal if line["kind"] == "step"]
+    if not steps:
+        raise ValueError(f"{run / JOURNAL} has no steps, though the run is done: it was cut short")
     losses = [line["loss"] for line in steps]
     scales = [line["values"] for line in journal if line["kind"] == "scale"]
     if name == PROBE:
@@ -228,5 +248,8 @@ def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> Non
         findings.curves.setdefault(name, {})[replica] = ([line["step"] for line in steps], losses)
     if scales:
         findings.scales.setdefault(name, {})[replica] = scales[-1]
-    values = json.loads((run / RUN_CONFIG).read_text())["provenance"]
-    findings.provenances.append((f"pretraining, {name}, {replica}", Provenance(**values)))
+    try:
+        provenance = Provenance(**json.loads((run / RUN_CONFIG).read_text())["provenance"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run / RUN_CONFIG} is not the record of a run: {error!r}") from None
+    findings.provenances.append((f"pretraining, {name}, {replica}", provenance))

@@ -2,7 +2,7 @@
 
 import base64
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -66,8 +66,8 @@ class SideBySide:
         every = [record for records in found.values() for record in records]
         self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
         self.losses: dict[str, list[PositionLoss]] = _newest(found.get(POSITION_LOSS, []))
-        self.trials: dict[str, list[NeedleTrial]] = _newest(found.get(NEEDLE, []))
-        self.scores: dict[str, list[NeedleScore]] = _newest(found.get(NEEDLE_SCORE, []))
+        self.trials: dict[str, list[NeedleTrial]] = _newest(found.get(NEEDLE, []), _of_length)
+        self.scores: dict[str, list[NeedleScore]] = _newest(found.get(NEEDLE_SCORE, []), _of_length)
         self.fading: dict[str, list[Fading]] = _newest(found.get(FADING, []))
 
     def rows(self) -> list[Row]:
@@ -227,13 +227,23 @@ def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
     return found, path
 
 
-def _newest(records: Sequence[Any]) -> dict[str, list[Any]]:
-    """By model, the records of its last measurement."""
-    last = {record.run: record.provenance.config_hash for record in records}
-    return {
-        run: [one for one in records if (one.run, one.provenance.config_hash) == (run, config)]
-        for run, config in last.items()
-    }
+def _of_run(record: Any) -> object:
+    return record.run
+
+
+def _of_length(record: Any) -> object:
+    """Contexts of several sizes may be measured one by one."""
+    return record.run, record.length
+
+
+def _newest(records: Sequence[Any], of: Callable[[Any], object] = _of_run) -> dict[str, list[Any]]:
+    """By model, the records of its last measurement `of` the same."""
+    last = {of(one): one.provenance.config_hash for one in records}
+    found: dict[str, list[Any]] = {}
+    for one in records:
+        if one.provenance.config_hash == last[of(one)]:
+            found.setdefault(one.run, []).append(one)
+    return found
 
 
 def _by_length(records: Sequence[Any]) -> dict[int, list[Any]]:

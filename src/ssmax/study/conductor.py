@@ -83,9 +83,10 @@ class Forecast:
         self.planned: float = self._planned(left, {})
         self._told: tuple[float, float] = (-math.inf, self.planned)
 
-    def share(self, left: set[str], running: Mapping[str, float]) -> float:
+    def share(self, left: set[str], running: Mapping[str, float], done: set[str]) -> float:
         """Of the work, that is done; `running` has that of jobs that are being done."""
-        total = sum(self.weights.values())
+        # What failed is neither.
+        total = sum(self.weights[name] for name in left | done)
         rest = sum(self.weights[name] * (1.0 - running.get(name, 0.0)) for name in left)
         return 1.0 - rest / max(total, 1e-9)
 
@@ -174,7 +175,9 @@ class Conductor:
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     self._ended(one)
-                self._show(running)
+                # What was stopped is saved, and yet no longer among what runs.
+                if not self.is_stopping:
+                    self._show(running)
         finally:
             for one in running:
                 one.process.kill()
@@ -236,7 +239,8 @@ class Conductor:
         for one in running:
             one.look()
         left, shares = self._left(), {one.job.name: one.share for one in running}
-        share, seconds = self.forecast.share(left, shares), self.forecast.seconds(left, shares)
+        share = self.forecast.share(left, shares, self.is_done)
+        seconds = self.forecast.seconds(left, shares)
         jobs = f"{len(self.is_done)}/{len(self.jobs)} jobs"
         words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
         self.line.show(f"{jobs}  {share:.0%}  {clock(seconds)} left  {words}")

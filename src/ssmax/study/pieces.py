@@ -18,6 +18,7 @@ from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
     ARCHIVE,
     DONE,
+    MADE_BY,
     PIECES,
     RESULTS,
     RUNS,
@@ -113,18 +114,31 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
 
 def _check_goes_on(old: Path, new: Path, name: str) -> None:
     """A piece takes the place of another of its name only where it has all that is in that one."""
-    lost = _jobs_done(old) - _jobs_done(new)
-    if lost:
-        raise ValueError(
-            f"{new} and {old} are both called piece {name!r}, and {new} lacks "
-            f"{', '.join(sorted(lost)[:3])}{' and more' if len(lost) > 3 else ''}; name pieces of "
-            "several machines differently (--piece)"
-        )
+    before, after = _done(old), _done(new)
+    for what, jobs in (
+        ("lacks", before.keys() - after.keys()),
+        (
+            "has others of",
+            {job for job in before.keys() & after.keys() if before[job] != after[job]},
+        ),
+    ):
+        if jobs:
+            raise ValueError(
+                f"{new} and {old} are both called piece {name!r}, and {new} {what} "
+                f"{', '.join(sorted(jobs)[:3])}{' and more' if len(jobs) > 3 else ''}; name pieces "
+                "of several machines differently (--piece)"
+            )
 
 
-def _jobs_done(archive: Path) -> set[str]:
+def _done(archive: Path) -> dict[str, list[bytes]]:
+    """The jobs that are done, and what each left: how long it took, and what it measured."""
     with unpacked(archive) as piece:
-        return {path.stem for path in (piece / DONE).glob("*.json")}
+        found = {path.stem: [path.read_bytes()] for path in sorted((piece / DONE).glob("*.json"))}
+        for path in sorted((piece / RESULTS).glob("*/*.jsonl")):
+            job = f"{MADE_BY.get(path.name)}-{path.parent.name}"
+            if job in found:
+                found[job].append(path.read_bytes())
+        return found
 
 
 def identity(study: Mapping[str, Any]) -> str:

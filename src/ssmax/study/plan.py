@@ -9,7 +9,8 @@ from typing import Literal
 
 from ssmax._files import write_whole
 from ssmax.lm.config import nearest
-from ssmax.report.findings import DONE
+from ssmax.records import JOURNAL, RUN_CONFIG, read_journal
+from ssmax.report.findings import DONE, RUNS
 from ssmax.study.presets import CONFIGURATIONS, FAMILY, MEASURED, REPLACED, TRAINED, Study
 from ssmax.train import configured
 
@@ -73,8 +74,7 @@ def plan(
     for name in chosen:
         if name not in CONFIGURATIONS:
             raise ValueError(
-                f"a configuration is one of {', '.join(CONFIGURATIONS)}, got {name!r}"
-                + nearest(name, list(CONFIGURATIONS))
+                f"there is no configuration {name!r}" + nearest(name, list(CONFIGURATIONS))
             )
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
@@ -147,6 +147,23 @@ def seconds_taken(folder: Path, job: Job) -> float | None:
         return float(json.loads((folder / DONE / f"{job.name}.json").read_text())["seconds"])
     except FileNotFoundError:
         return None
+
+
+def share_done(study: Study, folder: Path, job: Job) -> float:
+    """Of the steps of a training that was begun and is not done, those behind it."""
+    run = folder / RUNS / (f"{job.run}-qa" if job.kind == "finetune" else job.run)
+    if job.kind not in ("pretrain", "finetune") or not (run / JOURNAL).is_file():
+        return 0.0
+    try:
+        steps = json.loads((run / RUN_CONFIG).read_text())["run"]["steps"]
+        done = (
+            max((line["step"] for line in read_journal(run / JOURNAL, "step")), default=0) / steps
+        )
+    except (OSError, ValueError, KeyError):
+        # It is told when the job goes on.
+        return 0.0
+    begin = begins_at(study, job)
+    return min(1.0, max(0.0, done - begin) / (1.0 - begin))
 
 
 def expected_seconds(study: Study, job: Job) -> float:

@@ -84,6 +84,16 @@ class Study:
         """Of pretraining and fine-tuning alike."""
         return self.pretraining.model.train_length
 
+    def with_settings(self, changes: Mapping[str, Any]) -> "Study":
+        """With other settings of pretraining, planned by the tokens that it then sees."""
+        changed = self.pretraining.replaced(changes)
+        tokens, before = (
+            one.run.steps * one.run.batch_size * one.model.train_length
+            for one in (changed, self.pretraining)
+        )
+        seconds = {**self.seconds, "pretrain": self.seconds["pretrain"] * tokens / before}
+        return dataclasses.replace(self, pretraining=changed, seconds=seconds)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""
         return dataclasses.asdict(self)
@@ -253,8 +263,7 @@ def study_named(name: str) -> Study:
     study = PRESETS[preset]()
     if not variant:
         return study
-    changed = study.pretraining.replaced(VARIANTS[preset][variant])
-    return dataclasses.replace(study, preset=name, pretraining=changed)
+    return dataclasses.replace(study.with_settings(VARIANTS[preset][variant]), preset=name)
 
 
 def paper() -> Study:

@@ -14,15 +14,16 @@ from ssmax.data.tasks import TRAIN
 from ssmax.data.workers import cores
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
-from ssmax.report.findings import STUDY, VERDICTS, read_findings, read_study_file
+from ssmax.report.findings import PIECES, STUDY, VERDICTS, read_findings, read_study_file
 from ssmax.study.claims import judge
 from ssmax.study.conductor import Conductor, StoppedBy, seconds_to_use, worker_command
 from ssmax.study.pieces import check_archive, check_piece, identity, pack
-from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken
+from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
 from ssmax.train.recipes import refuse_cpu
 from ssmax.train.watch import clock
+from ssmax.train.world import device_of
 
 COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
@@ -100,7 +101,11 @@ def reproduce(
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)
-    _say_plan(study, folder, jobs, left, many, makespan(study, left, many), minutes, origin)
+    if left and device is not None:
+        device_of(device)
+    begun = {job.name: share for job in left if (share := share_done(study, folder, job))}
+    seconds = makespan(study, left, many, done=begun)
+    _say_plan(study, folder, jobs, left, many, seconds, minutes, origin)
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
@@ -189,6 +194,13 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
 
 def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
     """A folder belongs to one study: its numbers may not come from two."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not the folder of a study; give another --out")
+    if (folder / PIECES).is_dir():
+        raise ValueError(
+            f"{folder} holds gathered pieces, behind which new work would be hidden; give another "
+            "--out, and gather its --records into this one"
+        )
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise ValueError(f"{folder} holds something that is no study; give another --out")
@@ -336,4 +348,4 @@ def _say_plan(
         if minutes is not None:
             print(f"{math.ceil(seconds / 60 / minutes)} commands of {minutes:g} minutes")
     else:
-        print("all of it is done; drawing the page again")
+        print("all of it is done; the page is drawn again")

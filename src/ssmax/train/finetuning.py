@@ -15,7 +15,7 @@ from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN
 from ssmax.data.tokenizer import Tokenizer
 from ssmax.lm import LM
-from ssmax.records import config_hash
+from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.train.config import SwitchConfig, TrainConfig
 from ssmax.train.loop import Outcome, train
 from ssmax.train.recipes import finetuning_of
@@ -96,8 +96,8 @@ def finetune(
     base_config = read_run_config(base)
     if resume:
         before = resumed_config(folder, {})
-        # One that was moved is taken for the same.
-        if Path(before.data.base).is_dir() and not base.samefile(before.data.base):
+        # One that was moved is taken for the same, and so is a copy.
+        if (there := Path(before.data.base)).is_dir() and not _is_same_run(base, there):
             raise ValueError(
                 f"{folder} began from {before.data.base}, not {base}; resume with that, or give "
                 "another name"
@@ -192,6 +192,17 @@ def hidden_digits(questions: str) -> int | None:
 
 def _with_rule(model: LM, rule: str) -> LM:
     return model if model.config.rule == rule else model.with_rule(rule)
+
+
+def _is_same_run(one: Path, other: Path) -> bool:
+    """The same folder, or a copy: every step of both had the same loss."""
+
+    def told(run: Path) -> list[bytes]:
+        return [
+            path.read_bytes() for name in (RUN_CONFIG, JOURNAL) if (path := run / name).exists()
+        ]
+
+    return one.samefile(other) or (len(told(one)) == 2 and told(one) == told(other))
 
 
 def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:

@@ -120,6 +120,15 @@ def made_up():
     higher = {
         name: {"x": positions, "y": [y + 1 for y in curve["y"]]} for name, curve in test.items()
     }
+
+    def less(curves):
+        of_a = np.asarray(curves["a"]["y"])
+        found = {
+            name: {"x": curve["x"], "y": (np.asarray(curve["y"]) - of_a).round(4).tolist()}
+            for name, curve in curves.items()
+        }
+        return {"curves": found, "note": "means over the runs that share seed with a run of (a)"}
+
     provenance = [
         {
             "what": f"position loss, {name}, seed 0",
@@ -144,11 +153,12 @@ def made_up():
         "claims": [made_up_claim(i, verdict, rng) for i, verdict in enumerate(verdicts, 1)],
         "figures": {
             "2": {"tables": tables, "fits": dict.fromkeys(tables, made_up_fits(n))},
-            "4": {"curves": training},
+            "4": {"curves": training, "less": less(training)},
             "5": {
                 "curves": test,
+                "less": less(test),
                 "theta": 500_000,
-                "same_theta": {"curves": higher, "theta": 10_000},
+                "same_theta": {"curves": higher, "less": less(higher), "theta": 10_000},
             },
             "6": {"maps": maps},
             "7": {"heads": heads, "length": 256},
@@ -441,8 +451,10 @@ def test_a_loss_can_be_shown_less_that_of_softmax(visit, figure):
     assert np.ptp(heights(line(tab, f"#{figure}", "a"))) == 0.0
     assert line(tab, f"#{figure}", "b") != before
     assert "less (a)'s" in tab.locator(f"#{figure} .canvas").text_content()
+    assert "that share seed" in tab.locator(f"#{figure} .controls").text_content()
     press(tab, figure, "linear" if figure == "figure-4" else "as it is")
     assert line(tab, f"#{figure}", "b") == before
+    assert "that share seed" not in tab.locator(f"#{figure} .controls").text_content()
 
 
 def test_figure_5_has_both_thetas_where_both_were_measured(visit, tmp_path):
@@ -456,10 +468,61 @@ def test_figure_5_has_both_thetas_where_both_were_measured(visit, tmp_path):
     assert np.ptp(heights(line(tab, "#figure-5", "a"))) == 0.0
 
 
+def test_what_cannot_be_compared_is_not_in_the_view_and_is_named_there(visit, tmp_path):
+    left = made_up()
+    for found in (left["figures"]["4"]["less"], left["figures"]["5"]["less"]):
+        del found["curves"]["c"]
+        found["note"] += "; left out, as none of theirs does: (c)"
+    write_page(left, tmp_path / "report.html")
+    tab = visit((tmp_path / "report.html").as_uri())
+    for figure in ("figure-4", "figure-5"):
+        assert tab.locator(f'#{figure} [data-series="c"]').count() == 1
+        press(tab, figure, "less (a)")
+        assert tab.locator(f'#{figure} [data-series="c"]').count() == 0
+        assert tab.locator(f'#{figure} .legend [data-name="c"]').count() == 0
+        assert "left out, as none of theirs does: (c)" in tab.locator(f"#{figure}").text_content()
+
+
+def test_every_plot_counts_what_it_draws(visit, tmp_path):
+    counted = made_up()
+    drawn = counted["figures"]
+    drawn["4"]["curves"]["b"]["label"] = "(b) of 5"
+    drawn["4"]["less"]["curves"]["b"]["label"] = "(b) of 4"
+    for key, kind in (("6", "maps"), ("7", "heads"), ("8", "trials")):
+        drawn[key][kind]["b"]["label"] = f"(b) of {key}"
+    drawn["6"]["maps"]["b"]["trials"] = 80
+    counted["scales"]["b"]["label"] = "(b), seed 3"
+    counted["fading"]["b"]["label"] = "(b) of 2"
+    counted["fading"]["b"]["heads"]["label"] = "(b), seed 4"
+    write_page(counted, tmp_path / "report.html")
+    tab = visit((tmp_path / "report.html").as_uri())
+
+    def legend(place):
+        return tab.locator(f'{place} .legend [data-name="b"]').first.text_content()
+
+    assert legend("#figure-4") == "(b) of 5"
+    press(tab, "figure-4", "less (a)")
+    assert legend("#figure-4") == "(b) of 4"
+    assert legend("#figure-7").startswith("(b) of 7: ")
+    assert legend("#figure-8") == "(b) of 8"
+    assert legend("#fading") == "(b) of 2"
+    assert "20 trials a cell" in tab.locator("#figure-6 .controls").text_content()
+    chosen = tab.locator('#figure-6 .thumbs [data-name="b"]')
+    chosen.click()
+    assert "(b) of 6" in chosen.text_content()
+    assert "80 trials a cell" in tab.locator("#figure-6 .controls").text_content()
+    assert tab.locator("#scales .summary").text_content().startswith("s of (b), seed 3: ")
+    assert tab.locator("#scales .switch button").first.text_content() == "(b), seed 3: s"
+    tab.locator('#fading .thumbs [data-name="b"]').click()
+    assert tab.locator("#fading .summary").text_content().startswith("(b), seed 4: ")
+    text = tab.locator("main").text_content()
+    assert "(b) of 6: whole number / first digit, %; 80 trials a cell" in text
+
+
 def test_without_softmax_nothing_is_shown_less_it(visit, tmp_path):
     left = made_up()
-    for key in "45":
-        del left["figures"][key]["curves"]["a"]
+    for found in (left["figures"]["4"], left["figures"]["5"], left["figures"]["5"]["same_theta"]):
+        del found["curves"]["a"], found["less"]
     write_page(left, tmp_path / "report.html")
     tab = visit((tmp_path / "report.html").as_uri())
     for figure in ("figure-4", "figure-5"):
@@ -630,7 +693,8 @@ def test_without_javascript_tables_and_drawings_are_there(visit):
     claim.locator("summary").click()
     assert claim.locator("table").is_visible()
     tab.locator("#figure-4 .data summary").click()
-    assert tab.locator("#figure-4 .data table").is_visible()
+    as_it_is, less = tab.locator("#figure-4 .data table").all()
+    assert as_it_is.is_visible() and less.is_visible()
     image = tab.locator("#figure-1 img")
     assert image.is_visible() and image.bounding_box()["height"] > 100
     assert not tab.locator(".explorer").is_visible()

@@ -7,8 +7,8 @@ from ssmax.report.side_by_side import SideBySide
 def trial(length, *, config, is_whole):
     here = Provenance(commit="", config_hash=config, versions={}, device="", seed=0, date="")
     return NeedleTrial(
-        run="b-0", length=length, depth=0.5, trial=0, city="", number="1234", said="", digits_right=0,
-        is_whole=is_whole, first_digit=is_whole, provenance=here,
+        run="b-0", length=length, depth=0.5, trial=0, city="", number="1234", said="",
+        is_whole=is_whole, first_digit=is_whole, digits_right=0, provenance=here,
     )  # fmt: skip
 
 

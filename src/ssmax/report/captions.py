@@ -13,21 +13,12 @@ CLAIMS = {
 
 NOTES = {
     "quick": (
-        "The quick study: a model of 250 thousand parameters, two million tokens, one or two "
-        "seeds. It takes the paper's path step by step and says what comes out at that size; it "
-        "cannot speak for models six hundred times larger. The gpu and paper presets can."
+        "It takes the paper's path step by step and says what comes out at that size; it cannot "
+        "speak for models as large as the paper's. The gpu and paper presets can."
     ),
-    "small": (
-        "A model of 49 million parameters, trained for 66 million tokens at 512: smaller than the "
-        "paper's, so that every configuration has three seeds."
-    ),
-    "gpu": (
-        "The paper's model after 250 million tokens, in steps of a thirty-second of its batch. "
-        "Added to its recipe, so that numbers are looked up after so few: every digit is a token, "
-        "and fine-tuning asks for numbers hidden in the training's text."
-    ),
+    "small": "The small preset is for several seeds of each configuration.",
 }
-"""What a preset's verdicts can and cannot tell."""
+"""What a preset is for; what holds of one study only is in its note, from its settings."""
 
 CAPTIONS = {
     "1": (
@@ -91,8 +82,8 @@ CHOICES = (
 )
 IN_PIECES = (
     "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "
-    "combined; the curves are means over all pieces, whose machines differ by more than "
-    "configurations may."
+    "combined; the curves, but for those less (a), are means over all pieces, whose machines "
+    "differ by more than configurations may."
 )
 
 

@@ -10,6 +10,9 @@ from ssmax.report.findings import ByReplica
 
 Item = TypeVar("Item")
 
+Curve = tuple[list[int], list[float]]
+"""Steps and losses."""
+
 TOP_HEADS = 25
 """So many heads are in figure 7, as in the paper."""
 
@@ -22,9 +25,7 @@ def pooled(by_replica: ByReplica[list[Item]]) -> dict[str, list[Item]]:
     }
 
 
-def mean_curves(
-    curves: ByReplica[tuple[list[int], list[float]]],
-) -> dict[str, tuple[list[int], list[float]]]:
+def mean_curves(curves: ByReplica[Curve]) -> dict[str, Curve]:
     """Steps and training losses, the mean over runs as far as all of them are."""
     means = {}
     for name, found in curves.items():
@@ -32,6 +33,22 @@ def mean_curves(
         losses = np.mean([losses[:shortest] for _, losses in found.values()], axis=0)
         means[name] = (next(iter(found.values()))[0][:shortest], losses.tolist())
     return means
+
+
+def paired(by_replica: ByReplica[Item]) -> dict[str, list[tuple[Item, Item]]]:
+    """What (a) has and what each configuration has, of every replica that both have."""
+    base = by_replica.get("a", {})
+    return {
+        name: [(base[replica], found[replica]) for replica in sorted(base.keys() & found.keys())]
+        for name, found in by_replica.items()
+    }
+
+
+def less_softmax(pairs: Sequence[tuple[Curve, Curve]]) -> Curve:
+    """Steps and how far the training loss is above (a)'s, the mean over pairs of runs."""
+    both = [(dict(zip(*base, strict=True)), dict(zip(*own, strict=True))) for base, own in pairs]
+    steps = sorted(set.intersection(*(base.keys() & own.keys() for base, own in both)))
+    return steps, [float(np.mean([own[n] - base[n] for base, own in both])) for n in steps]
 
 
 def smoothed(steps: Sequence[int], losses: Sequence[float]) -> tuple[list[int], np.ndarray]:
@@ -42,7 +59,19 @@ def smoothed(steps: Sequence[int], losses: Sequence[float]) -> tuple[list[int], 
 
 def by_position(records: Sequence[PositionLoss]) -> tuple[list[int], np.ndarray]:
     """Positions and losses, the mean over runs, in bins of about a hundredth."""
-    mean = np.mean([record.mean for record in records], axis=0)
+    return _in_bins(np.mean([record.mean for record in records], axis=0))
+
+
+def less_softmax_by_position(
+    pairs: Sequence[tuple[PositionLoss, PositionLoss]],
+) -> tuple[list[int], np.ndarray]:
+    """Positions and how far the loss is above (a)'s, the mean over pairs of runs, in such bins."""
+    reach = min(len(record.mean) for pair in pairs for record in pair)
+    differences = [np.subtract(own.mean[:reach], base.mean[:reach]) for base, own in pairs]
+    return _in_bins(np.mean(differences, axis=0))
+
+
+def _in_bins(mean: np.ndarray) -> tuple[list[int], np.ndarray]:
     width = max(1, len(mean) // 100)
     count = len(mean) // width
     bins = mean[: count * width].reshape(count, width).mean(1)

@@ -24,19 +24,10 @@ const ssmaxLook = { ...look("b"), name: "ssmax", label: "SSMax" };
 const outputAxis = () => ({ label: "output of z_max", kind: "linear", domain: [0, 1] });
 
 const kinds = ["linear", "log"];
+// As it is called where these runs are drawn: not every run is in every plot.
+const looked = (name, data) => ({ ...look(name), ...(data.label && { label: data.label }) });
 const byLook = (curves, change) =>
-  Object.entries(curves).map(([name, data]) => ({ ...look(name), ...change(data, name) }));
-// Every curve less that of (a), at the same x; null where there is nothing to compare.
-function lessSoftmax(curves) {
-  const base = curves.a;
-  const same = Object.entries(curves).filter(([, { x }]) => base && `${x}` === `${base.x}`);
-  if (same.length < 2) return null;
-  const less = ({ x, y }) => ({
-    x,
-    y: y.map((v, i) => (v === null || base.y[i] === null ? null : v - base.y[i])),
-  });
-  return Object.fromEntries(same.map(([name, curve]) => [name, less(curve)]));
-}
+  Object.entries(curves).map(([name, data]) => ({ ...looked(name, data), ...change(data, name) }));
 // The axes of a map of all heads.
 const byHead = (values) => ({
   rows: values.map((_, i) => `${i + 1}`),
@@ -168,21 +159,25 @@ const PLOTS = {
   },
 
   figure4(box) {
-    const { curves } = payload.figures[4];
-    const differences = lessSoftmax(curves);
-    const ways = differences ? [...kinds, "less (a)"] : kinds;
-    const spec = (way) => ({
-      y: {
-        label: way === "less (a)" ? "training loss less (a)'s (nats)" : "training loss (nats)",
-        kind: way === "log" ? "log" : "linear",
-      },
-      series: byLook(way === "less (a)" ? differences : curves, (curve) => curve),
-    });
+    const { curves, less } = payload.figures[4];
+    const ways = less ? [...kinds, "less (a)"] : kinds;
+    const over = note("");
+    const spec = (way) => {
+      const isLess = way === "less (a)";
+      over.textContent = isLess ? less.note : "";
+      return {
+        y: {
+          label: isLess ? "training loss less (a)'s (nats)" : "training loss (nats)",
+          kind: way === "log" ? "log" : "linear",
+        },
+        series: byLook(isLess ? less.curves : curves, (curve) => curve),
+      };
+    };
     const chart = new Chart(box, {
       title: "Figure 4",
       x: { label: "step", kind: "linear" },
       ...spec("linear"),
-      controls: [switcher("loss axis", ways, 0, (i) => chart.update(spec(ways[i])))],
+      controls: [switcher("loss axis", ways, 0, (i) => chart.update(spec(ways[i]))), over],
     });
   },
 
@@ -190,18 +185,20 @@ const PLOTS = {
     const figure = payload.figures[5];
     const bases = figure.same_theta ? [figure, figure.same_theta] : [figure];
     const state = { base: bases[0], isRelative: false };
+    const over = note("");
     const spec = () => {
-      const { curves } = state.base;
-      const shown = (state.isRelative && lessSoftmax(curves)) || curves;
-      const label = shown === curves ? "test loss (nats)" : "test loss less (a)'s (nats)";
-      return { y: { label, kind: "linear" }, series: byLook(shown, (curve) => curve) };
+      const less = state.isRelative && state.base.less;
+      const label = less ? "test loss less (a)'s (nats)" : "test loss (nats)";
+      over.textContent = less ? less.note : "";
+      const { curves } = less || state.base;
+      return { y: { label, kind: "linear" }, series: byLook(curves, (curve) => curve) };
     };
     const change = (changes) => {
       Object.assign(state, changes);
       chart.update(spec());
     };
-    const controls = [switcher("position axis", kinds, 0, (i) => chart.set("x", kinds[i]))];
-    if (lessSoftmax(figure.curves)) {
+    const controls = [switcher("position axis", kinds, 0, (i) => chart.set("x", kinds[i])), over];
+    if (bases.some((base) => base.less)) {
       const ways = ["as it is", "less (a)"];
       controls.unshift(switcher("loss", ways, 0, (i) => change({ isRelative: i === 1 })));
     }
@@ -224,6 +221,7 @@ const PLOTS = {
     const { maps } = payload.figures[6];
     const names = Object.keys(maps);
     const state = { name: names[0], key: "whole" };
+    const count = note("");
     const write = (share) => (share === null ? "\u2013" : String(Math.round(100 * share)));
     const mean = (values) => {
       const all = values.flat().filter((v) => v !== null);
@@ -231,6 +229,7 @@ const PLOTS = {
     };
     const spec = () => {
       const map = maps[state.name];
+      count.textContent = `${map.trials} trials a cell`;
       const beside = (row, column) =>
         names.map((name) => {
           const other = maps[name];
@@ -239,14 +238,14 @@ const PLOTS = {
             other.lengths.indexOf(map.lengths[column]),
           ];
           return {
-            ...look(name),
+            ...looked(name, other),
             value: place.includes(-1)
               ? "\u2013"
               : `${write(other[state.key][place[0]][place[1]])} %`,
           };
         });
       return {
-        title: `Figure 6, ${look(state.name).label}`,
+        title: `Figure 6, ${looked(state.name, map).label}`,
         rows: map.depths.map((depth) => `${Math.round(100 * depth)} %`),
         columns: map.lengths.map((length) => show(length)),
         rowTitle: "depth of the needle",
@@ -270,7 +269,7 @@ const PLOTS = {
     };
     const small = (name) => [
       thumbnail(maps[name][state.key], cividis),
-      look(name).label,
+      looked(name, maps[name]).label,
       html("br"),
       html("b", {}, `${write(mean(maps[name][state.key]))} %`),
     ];
@@ -284,10 +283,7 @@ const PLOTS = {
       tabs.fillIn(names.indexOf(state.name));
       heat.update(spec());
     });
-    box.append(
-      html("div", { class: "controls" }, digits, note(`${maps[names[0]].trials} trials a cell`)),
-      tabs.group,
-    );
+    box.append(html("div", { class: "controls" }, digits, count), tabs.group);
     const heat = new HeatMap(box, spec());
   },
 
@@ -298,7 +294,7 @@ const PLOTS = {
       x: { label: "head, by rank", kind: "linear" },
       y: { label: "needle score", kind: "linear", zero: true },
       series: byLook(heads, (head, name) => ({
-        label: `${look(name).label}: ${head.answer}`,
+        label: `${looked(name, head).label}: ${head.answer}`,
         x: ranks(head.y),
         y: head.y,
         shapes: head.y.map(() => SHAPES[head.answer]),
@@ -328,10 +324,15 @@ const PLOTS = {
     const choices = Object.entries(payload.scales).flatMap(([name, found]) =>
       ["s", "b"]
         .filter((key) => found[key])
-        .map((key) => ({ name, key, values: found[key], start: key === "s" ? found.start : 0 })),
+        .map((key) => ({
+          called: looked(name, found),
+          key,
+          values: found[key],
+          start: key === "s" ? found.start : 0,
+        })),
     );
     const summary = html("p", { class: "summary" });
-    const spec = ({ name, key, values, start }) => {
+    const spec = ({ called, key, values, start }) => {
       const all = values
         .flat()
         .filter((v) => v !== null)
@@ -341,15 +342,15 @@ const PLOTS = {
       const ends = `from ${show(all[0], 3)} to ${show(all.at(-1), 3)}`;
       const range = `median ${show(median(values), 3)}, ${ends}`;
       const risen = `${above} of ${all.length} above the start, ${show(start, 3)}`;
-      summary.textContent = `${key} of ${look(name).label}: ${range}; ${risen}.`;
+      summary.textContent = `${key} of ${called.label}: ${range}; ${risen}.`;
       return {
-        title: `Learnt ${key}, ${look(name).label}`,
+        title: `Learnt ${key}, ${called.label}`,
         ...byHead(values),
         colour: (value) => diverging(0.5 + (value - start) / (2 * reach)),
         text: (value) => (value === null ? "\u2013" : value.toFixed(2).replace("-", "\u2212")),
         tip: (row, column) => [
           `layer ${row + 1}, head ${column + 1}`,
-          [{ ...look(name), label: key, value: show(values[row][column]) }],
+          [{ ...called, label: key, value: show(values[row][column]) }],
         ],
         legend: [
           gradientOf(diverging),
@@ -361,7 +362,7 @@ const PLOTS = {
         ],
       };
     };
-    const names = choices.map(({ name, key }) => `${look(name).label}: ${key}`);
+    const names = choices.map(({ called, key }) => `${called.label}: ${key}`);
     box.append(
       html(
         "div",
@@ -449,9 +450,10 @@ const PLOTS = {
       const [before, after] = found[state.name][state.key];
       const values = valuesOf(state.name);
       const told = tell(values.flat().filter((v) => v !== null));
-      summary.textContent = `${look(state.name).label}: ${told}`;
+      const called = looked(state.name, found[state.name]);
+      summary.textContent = `${called.label}: ${told}`;
       return {
-        title: `Fading by head, ${look(state.name).label}`,
+        title: `Fading by head, ${called.label}`,
         ...byHead(values),
         colour,
         text: (value) => (value === null ? "\u2013" : text(value)),
@@ -461,7 +463,7 @@ const PLOTS = {
             [first, before],
             [last, after],
           ].map(([n, grid]) => ({
-            ...look(state.name),
+            ...called,
             label: `n = ${show(n)}`,
             value: show(grid[row][column], 3),
           })),
@@ -471,7 +473,7 @@ const PLOTS = {
     };
     const small = (name) => [
       thumbnail(valuesOf(name), views[state.key].colour),
-      look(name).label,
+      looked(name, found[name]).label,
       html("br"),
       html("b", {}, views[state.key].text(median(valuesOf(name)))),
     ];

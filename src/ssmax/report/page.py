@@ -322,9 +322,9 @@ def _fading(payload: Mapping[str, Any]) -> str:
     if payload.get("fading"):
         content = (
             '<figure><div class="plot panels" data-plot="fading"></div><figcaption>Of real text, '
-            "mean over layers, heads and documents: the largest attention weight, and the entropy, "
-            "of queries that see n keys. The grey line is attention spread evenly over all n."
-            f"</figcaption>{_data(fading_table(payload))}</figure>"
+            "mean over runs, layers, heads and documents: the largest attention weight, and the "
+            "entropy, of queries that see n keys. The grey line is attention spread evenly over "
+            f"all n.</figcaption>{_data(fading_table(payload))}</figure>"
         )
         if any(found.get("heads") for found in payload["fading"].values()):
             content += (

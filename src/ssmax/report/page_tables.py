@@ -52,9 +52,10 @@ def thin(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
 
 
-def label(payload: Mapping[str, Any], name: str) -> str:
-    """What a configuration is called, in HTML."""
-    return escape(payload.get("looks", {}).get(name, {}).get("label", name))
+def label(payload: Mapping[str, Any], name: str, drawn: Mapping[str, Any]) -> str:
+    """What a configuration is called where its runs are drawn, in HTML."""
+    always = payload.get("looks", {}).get(name, {}).get("label", name)
+    return escape(drawn.get("label", always))
 
 
 def curves_table(
@@ -74,7 +75,7 @@ def curves_table(
         [number(place), *(number(column.get(place)) for column in columns.values())]
         for place in thin(sorted(places))
     ]
-    header = [x_title, *(label(payload, name) for name in columns)]
+    header = [x_title, *(label(payload, name, curve) for name, curve in curves.items())]
     return table(header, rows, caption=caption)
 
 
@@ -121,12 +122,28 @@ def figure3_table(payload: Mapping[str, Any]) -> str:
 
 def figure4_table(payload: Mapping[str, Any]) -> str:
     """Training loss by step."""
-    return curves_table(payload, payload["figures"]["4"]["curves"], "step")
+    return losses_tables(payload, payload["figures"]["4"], "step")
 
 
 def figure5_table(payload: Mapping[str, Any]) -> str:
-    """Test loss by position."""
-    return curves_table(payload, payload["figures"]["5"]["curves"], "position")
+    """Test loss by position, at each theta."""
+    figure = payload["figures"]["5"]
+    return "".join(
+        losses_tables(payload, losses, "position", which=f"rotary base {number(losses['theta'])}")
+        for losses in (figure, figure.get("same_theta"))
+        if losses
+    )
+
+
+def losses_tables(
+    payload: Mapping[str, Any], losses: Mapping[str, Any], x_title: str, *, which: str = ""
+) -> str:
+    """Losses as they are and, where there is something to compare, less (a)'s."""
+    tables = curves_table(payload, losses["curves"], x_title, caption=which)
+    if less := losses.get("less"):
+        caption = ", ".join(filter(None, (which, f"less (a): {escape(less['note'])}")))
+        tables += curves_table(payload, less["curves"], x_title, caption=caption)
+    return tables
 
 
 def figure6_table(payload: Mapping[str, Any]) -> str:
@@ -137,7 +154,8 @@ def figure6_table(payload: Mapping[str, Any]) -> str:
             [f"{depth:.0%}", *(f"{percent(w)} / {percent(f)}" for w, f in zip(*row, strict=True))]
             for depth, *row in zip(found["depths"], found["whole"], found["first"], strict=True)
         ]
-        caption = f"{label(payload, name)}: whole number / first digit, %"
+        trials = f"{found['trials']} trials a cell"
+        caption = f"{label(payload, name, found)}: whole number / first digit, %; {trials}"
         header = ["depth", *(number(length) for length in found["lengths"])]
         tables.append(table(header, rows, caption=caption))
     return "".join(tables)
@@ -153,7 +171,8 @@ def figure7_table(payload: Mapping[str, Any]) -> str:
     heads = payload["figures"]["7"]["heads"]
     ranked = _ranked({name: head["y"] for name, head in heads.items()}, number)
     answers = ["answer", *(escape(head["answer"]) for head in heads.values())]
-    return table(["rank", *(label(payload, name) for name in heads)], [answers, *ranked])
+    header = ["rank", *(label(payload, name, head) for name, head in heads.items())]
+    return table(header, [answers, *ranked])
 
 
 def figure8_table(payload: Mapping[str, Any]) -> str:
@@ -161,7 +180,7 @@ def figure8_table(payload: Mapping[str, Any]) -> str:
     trials = payload["figures"]["8"]["trials"]
     pairs = {name: list(zip(t["y"], t["answers"], strict=True)) for name, t in trials.items()}
     ranked = _ranked(pairs, lambda pair: f"{number(pair[0], 3)} {escape(pair[1])}")
-    return table(["rank", *(label(payload, name) for name in trials)], ranked)
+    return table(["rank", *(label(payload, name, one) for name, one in trials.items())], ranked)
 
 
 def _ranked(columns: Mapping[str, Sequence[Any]], write: Callable[[Any], str]) -> list[list[str]]:
@@ -181,7 +200,7 @@ def scales_table(payload: Mapping[str, Any]) -> str:
             if not values:
                 continue
             start = f", start {number(found['start'])}" if parameter == "s" else ", start 0"
-            tables.append(_by_head(values, f"{label(payload, name)}: {parameter}{start}"))
+            tables.append(_by_head(values, f"{label(payload, name, found)}: {parameter}{start}"))
     return "".join(tables)
 
 
@@ -202,7 +221,7 @@ def fading_by_head_table(payload: Mapping[str, Any]) -> str:
             continue
         for key, what in (("largest", "largest weight"), ("entropy", "entropy, nats")):
             for n, grid in zip(heads["n"], heads[key], strict=True):
-                caption = f"{label(payload, name)}: {what}, n = {number(n)}"
+                caption = f"{label(payload, name, heads)}: {what}, n = {number(n)}"
                 tables.append(_by_head(grid, caption))
     return "".join(tables)
 

@@ -140,13 +140,44 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     assert "'same' reads other tokens" in capsys.readouterr().err
 
 
+def test_folders_of_one_name_are_called_by_the_folders_around_them(home, capsys):
+    for around, folder in (("before", "base"), ("after", "same")):
+        shutil.copytree(folder, home / around / "llama")
+    typed = "evaluate fading --hf before/llama --hf after/llama --tokenizer bytes --length 100"
+    # Once measured, they are found again by the same names.
+    for _ in range(2):
+        assert app.run([*typed.split(), "--documents", "2", "--data", "tokens/train"]) == 0
+        assert "before/llama" in capsys.readouterr().out
+    assert list(records(home, "fading")) == ["before/llama", "after/llama"]
+
+
+def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
+    shutil.copytree("base", "far")
+    values = json.loads((home / "far" / "config.json").read_text())
+    values["rope_parameters"]["rope_theta"] = 40000.0
+    (home / "far" / "config.json").write_text(json.dumps(values))
+    typed = "evaluate position-loss --hf base --hf far --tokenizer bytes --data tokens/train"
+    assert app.run([*typed.split(), "--length", "100", "--documents", "2"]) == 0
+    losses = records(home, "position_loss")
+    assert losses["base"][0].mean != losses["far"][0].mean
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
         ("fading", "give one thing to measure"),
         ("fading base --hf base", "give one thing to measure"),
         ("fading runs/x --adapter adapter", "go with --hf"),
-        ("fading --hf base --rule ssmax", "--rule and --theta are a run's"),
+        (
+            "fading --hf base --rule ssmax",
+            "--rule is a run's; a Hugging Face model is given one by "
+            "ssmax convert base OUT --rule ssmax, and then measured",
+        ),
+        (
+            "fading --hf base --theta 40000",
+            "--theta is a run's; for a Hugging Face model copy its "
+            "folder, set the rope_theta in config.json of the copy to 40000",
+        ),
         ("fading --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
         ("fading --hf base --hf base", "two models are called 'base'"),
         ("fading --hf base --data tokens/train", "gives no tokenizer.json"),

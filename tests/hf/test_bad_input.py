@@ -56,9 +56,36 @@ def heads_in_a_list(model):
     return model
 
 
-def adapter_of(model, folder):
-    ssmax.hf.save(ssmax.hf.convert(model), folder)
+def adapter_of(model, folder, **options):
+    ssmax.hf.save(ssmax.hf.convert(model, **options), folder)
     return folder
+
+
+def first(name, _module):
+    return ".0." in name
+
+
+def written(folder, values):
+    (folder / "ssmax.json").write_text(json.dumps(values))
+    return folder
+
+
+def untold(folder):
+    """As adapters were written that knew nothing of their model but its family."""
+    values = json.loads((folder / "ssmax.json").read_text())
+    for key in ("attention_layers", "hidden_size"):
+        del values[key]
+    return written(folder, values)
+
+
+def of_conversion(folder, values):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "ssmax": values}))
+    return folder
+
+
+def wider():
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**{**SHARED, "hidden_size": 64}))
 
 
 def deeper():
@@ -97,11 +124,28 @@ def whole_of(model, folder):
     return folder
 
 
-def with_nan(model, value=float("nan")):
+def with_nan(model, value=float("nan"), layer=1):
     ssmax.hf.convert(model)
     with torch.no_grad():
-        model.model.layers[1].self_attn.ssmax.bias[0] = value
+        model.model.layers[layer].self_attn.ssmax.bias[0] = value
     return model
+
+
+def with_nan_weight(model):
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = torch.nan
+    return model
+
+
+def with_nan_token(model):
+    with torch.no_grad():
+        model.model.embed_tokens.weight[6] = torch.nan
+    return model
+
+
+def eager_in_float64(model):
+    model.set_attn_implementation("eager")
+    return model.double()
 
 
 def nan_in_an_adapter(model, folder):
@@ -173,6 +217,16 @@ BAD = {
         lambda m, _: ssmax.hf.freeze_all_but_ssmax(with_lora(ssmax.hf.convert(m))),
         r"pass modules_to_save=\['ssmax'\]",
     ),
+    "a rate for what PEFT froze": (
+        lambda m, _: ssmax.hf.param_groups(with_lora(ssmax.hf.convert(m)), 1e-4, ssmax_lr=1e-3),
+        r"pass modules_to_save=\['ssmax'\]",
+    ),
+    "learning what nothing can": (
+        lambda m, _: ssmax.hf.freeze_all_but_ssmax(
+            ssmax.hf.convert(m, init="clamp", train_length=8)
+        ),
+        r"rule 'qwen_logn' of this model has nothing that could learn \(init='clamp'\)",
+    ),
     "compiled": (lambda m, _: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
     "paper": (lambda m, _: ssmax.hf.convert(m, init="paper"), "needs train_length"),
     "clamp": (lambda m, _: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
@@ -198,7 +252,12 @@ BAD = {
     ),
     "layers": (lambda m, _: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
     "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
-    "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), "no attention layer"),
+    "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), 
+                 r"has no attention layer for the function given as layers, .* give one that says"),
+    "windowed layers alone": (
+        lambda m, _: ssmax.hf.convert(build("mistral")),
+        r"for layers='full', attention='self'; .*: try layers='all', attention='self'$",
+    ),
     "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
     "a length that identity does not use": (
         lambda m, _: ssmax.hf.convert(m, train_length=0), "at least 2",
@@ -245,7 +304,38 @@ BAD = {
     ),
     "an adapter for a deeper model": (
         lambda m, folder: ssmax.hf.load(m, adapter_of(deeper(), folder)),
+        "is an adapter for a model of attention_layers = 3, this LlamaForCausalLM has "
+        "attention_layers = 2; the adapter is for another model",
+    ),
+    "an adapter for a shallower model": (
+        lambda m, folder: ssmax.hf.load(deeper(), adapter_of(m, folder)),
+        "of attention_layers = 2, this LlamaForCausalLM has attention_layers = 3",
+    ),
+    "an adapter for some layers of a deeper model": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(deeper(), folder, layers=first)),
+        "of attention_layers = 3, this LlamaForCausalLM has attention_layers = 2",
+    ),
+    "an adapter for a wider model": (
+        lambda m, folder: ssmax.hf.load(m, adapter_of(wider(), folder)),
+        "is an adapter for a model of hidden_size = 64, this LlamaForCausalLM has hidden_size = 32",
+    ),
+    "an adapter that was written before it told of its model": (
+        lambda m, folder: ssmax.hf.load(m, untold(adapter_of(deeper(), folder))),
         "has no attention layer 'model.layers.2.self_attn'; the adapter is for another model",
+    ),
+    "an adapter whose json is a list": (
+        lambda m, folder: ssmax.hf.load(build("llama"), written(adapter_of(m, folder), [1])),
+        r"ssmax.json must be an object with init, layers, rule, train_length, got \[1\]",
+    ),
+    "a checkpoint whose conversion is a word": (
+        lambda m, folder: ssmax.hf.from_pretrained(of_conversion(whole_of(m, folder), "yes")),
+        r"'ssmax' of .*/config.json must be an object with init, .*got 'yes'; it was changed",
+    ),
+    "a checkpoint whose layers are null": (
+        lambda m, folder: ssmax.hf.from_pretrained(
+            of_conversion(whole_of(m, folder), {**m.config.ssmax, "layers": None})
+        ),
+        r"the layers of the 'ssmax' of .*/config.json must be a list of names, got None",
     ),
     "an adapter for no model": (
         lambda m, folder: ssmax.hf.load("gpt2", adapter_of(m, folder)),
@@ -336,6 +426,22 @@ BAD = {
         lambda m, _: ssmax.hf.verify(picture_and_text_model()),
         r"run this CLIPModel on tokens .*inputs={'input_ids': ..., 'pixel_values': ...}\)",
     ),
+    "weights of the model's own that are NaN": (
+        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(with_nan_weight(m))),
+        r"what 'model.layers.1.self_attn' reads is NaN .*; unconverted the model is not finite",
+    ),
+    "one token that is NaN": (
+        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(with_nan_token(m))),
+        r"what 'model.layers.0.self_attn' reads is NaN .*; unconverted the model is not finite",
+    ),
+    "NaN behind padding, in float64 and eager code": (
+        lambda m, _: ssmax.hf.verify(ssmax.hf.convert(eager_in_float64(m))),
+        r"reads is NaN or infinite behind 5 of padding.*unconverted the model is not finite either",
+    ),
+    "an s that is NaN": (
+        lambda m, _: ssmax.hf.verify(with_nan(m, layer=0)),
+        r"what 'model.layers.1.self_attn' reads is NaN .*; without s and b the model is finite",
+    ),
     "a class that nobody trusted": (
         lambda m, folder: ssmax.hf.from_pretrained(untrusted(m, folder)),
         "TheirsForCausalLM.*remote code has to be converted after loading",
@@ -378,6 +484,13 @@ def one_rank():
 def test_what_is_spread_over_ranks_was_converted_too_late(one_rank, wrap, message):
     with pytest.raises(ValueError, match=message):
         ssmax.hf.convert(wrap(build("llama")))
+
+
+def test_what_wraps_a_converted_model_for_several_gpus_is_looked_into(tmp_path):
+    wrapped = torch.nn.DataParallel(ssmax.hf.convert(build("llama")))
+    assert ssmax.hf.verify(wrapped).layers == 2
+    ssmax.hf.save(wrapped, tmp_path)
+    assert ssmax.hf.verify(ssmax.hf.load(build("llama"), tmp_path)).layers == 2
 
 
 def test_a_refused_model_is_as_it_was():

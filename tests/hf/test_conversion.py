@@ -424,13 +424,28 @@ def test_n_is_what_eager_code_weighs_though_its_mask_may_say_more(name, padding)
     mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
     compared = []
 
-    def audit(module, num_keys, weighed_BHQ):
+    def audit(module, num_keys, key, weighed_BHQ):
         wanted = weighed_BHQ[:, :1, padding:]
         compared.append(num_keys.unsqueeze(1)[..., padding:].tolist() == wanted.tolist())
 
     with audited(audit):
         model(tokens_of(1, 12), attention_mask=mask, use_cache=False)
     assert compared == [True, True]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("low", "n"), [(-150.0, 4), (-4e3, 4), (-6e3, 3), (-1e4, 3)])
+def test_a_number_that_leaves_no_weight_hides_below_minus_5e3_alone(low, n):
+    """As docs/convert.md says of a caller's own mask."""
+    model = ssmax.hf.convert(build("llama"))
+    model.set_attn_implementation("eager")
+    mask = torch.zeros(1, 1, 4, 4)
+    mask[..., 1:, 0] = low
+    told = []
+    with watched(lambda module, num_keys, query: told.append(num_keys[0, -1].item())):
+        out = model(tokens_of(1, 4), attention_mask=mask, output_attentions=True)
+    weights = [layer[0, :, -1, 0].max().item() for layer in out.attentions]
+    assert told == [n, n] and weights == [0.0, 0.0]
 
 
 @torch.no_grad()

@@ -265,6 +265,18 @@ def test_an_adapter_that_does_not_fit_is_named_and_leaves_no_trace(tmp_path, cha
     ssmax.hf.convert(base)
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["tells of its model", "of earlier versions"])
+def test_an_adapter_of_some_layers_goes_onto_the_whole_model(tmp_path, told):
+    some = ssmax.hf.convert(build("llama"), layers=lambda name, _: ".0." in name)
+    ssmax.hf.save(some, tmp_path)
+    values = json.loads((tmp_path / "ssmax.json").read_text())
+    assert (values["attention_layers"], values["hidden_size"]) == (2, 32)
+    if not told:
+        del values["attention_layers"], values["hidden_size"]
+        (tmp_path / "ssmax.json").write_text(json.dumps(values))
+    assert ssmax.hf.verify(ssmax.hf.load(build("llama"), tmp_path)).layers == 1
+
+
 def test_a_record_with_unknown_fields_is_refused(tmp_path):
     ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
     values = json.loads((tmp_path / "ssmax.json").read_text())
@@ -359,6 +371,7 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert app.run([*typed, str(tmp_path / "adapter"), *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["learnt"] == 8 and told["layers"] == 2
+    assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", False)
     ssmax.hf.load(build("llama"), tmp_path / "adapter")
     # A rule that learns nothing and is softmax up to its length needs no other init.
     options = ["--json", "--rule", "qwen_logn", "--train-length", "64"]
@@ -415,7 +428,7 @@ def test_the_command_line_names_its_options_where_no_layer_is_left(tmp_path, cap
     assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "for --layers full, --attention self" in said
-    assert "try --layers all or --attention all" in said
+    assert "try --layers all, --attention self" in said
 
 
 def test_what_a_models_inputs_are_made_with_goes_with_it(tmp_path):
@@ -535,9 +548,15 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
         wanted = ours(tokens).logits
         assert torch.equal(load_causal(folder)(tokens).logits, wanted)
         assert app.run(["convert", str(folder), str(tmp_path / f"{suffix}-out")]) == 0
-        assert "carries an s, which is kept" in capsys.readouterr().out
+        assert "carries an s, which is kept" in capsys.readouterr().err
         again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
         assert torch.equal(again(tokens).logits, wanted)
+        typed = ["convert", str(folder), str(tmp_path / f"{suffix}-json"), "--json"]
+        assert app.run([*typed, "--init", "clamp", "--train-length", "8"]) == 0
+        said = capsys.readouterr()
+        told = json.loads(said.out)
+        assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", True)
+        assert "carries an s, which is kept" in said.err
     # Nor is an s of our own, where somebody would convert a converted model, nor a rule that has
     # none.
     ours.save_pretrained(tmp_path / "whole")

@@ -434,7 +434,7 @@ def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, name, kind
     model.config._attn_implementation = kind
     compared = []
 
-    def audit(module, num_keys, weighed_BHQ):
+    def audit(module, num_keys, key, weighed_BHQ):
         n_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
         compared.append(torch.equal(n_BHQ.expand_as(weighed_BHQ), weighed_BHQ))
 

@@ -21,7 +21,7 @@ from transformers import (
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.hf.hook import install
-from ssmax.serve import export, exporting, gguf_file
+from ssmax.serve import export, exporting, gguf_file, graph_of
 from ssmax.serve.checking import CHUNK, DECODED, Agreement, compare
 from ssmax.serve.folding import fold, llama_form
 from ssmax.serve.sessions import session
@@ -48,6 +48,22 @@ def test_hf_of_a_converted_model_of_any_family_comes_back_bit_for_bit(tmp_path):
     tokens = torch.tensor([PROMPT])
     loaded = ssmax.hf.from_pretrained(tmp_path / "out").eval()
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("to", exporting.FORMS)
+@pytest.mark.parametrize("family", ["t5", "bart", "bert"])
+def test_what_continues_no_text_is_refused_by_all_forms_alike(family, to, tmp_path):
+    """Named with what does work."""
+    model = ssmax.hf.convert(build(family))
+    with pytest.raises(
+        ValueError, match=r"is no causal language model.*save_remote_code"
+    ) as caught:
+        export(model, tmp_path / "out", to=to)
+    with pytest.raises(ValueError, match=r"is no causal language model"):
+        graph_of(model)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+    ssmax.hf.save_remote_code(model, tmp_path / "code")
+    assert ssmax.hf.verify(ssmax.hf.from_pretrained(tmp_path / "code")).layers == 2
 
 
 def told_nothing(module, query, key, value, attention_mask, scaling=None, **_):

@@ -150,8 +150,3 @@ def test_a_cache_of_more_than_keys_and_values_is_refused(family, layer):
     model = ssmax.hf.convert(families.build("causal", family))
     with pytest.raises(ValueError, match=rf"only keys and values .*\({layer}\); the form hf"):
         graph_of(model)
-
-
-def test_what_has_an_encoder_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="BartFor.* has an encoder.*form hf"):
-        export(converted("bart"), tmp_path / "out", to="onnx")

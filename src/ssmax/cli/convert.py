@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,12 +57,16 @@ def convert_shown(
     check_source(source, of_an_adapter="give that model itself to ssmax convert")
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
-    if not hasattr(model.config, "ssmax"):
+    is_adopted = hasattr(model.config, "ssmax")
+    if not is_adopted:
         choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
         with _named_as_options():
             ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
-    elif not as_json:
-        print(f"{source} carries an s, which is kept; the options that choose one are not used")
+    else:
+        print(
+            f"{source} carries an s, which is kept; the options that choose one are not used",
+            file=sys.stderr,
+        )
     unverified, about = "", {"layers": len(model.config.ssmax["layers"])}
     try:
         about = dataclasses.asdict(ssmax.hf.verify(model))
@@ -89,7 +94,8 @@ def convert_shown(
     total = sum(parameter.numel() for parameter in model.parameters())
     ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
     if as_json:
-        about |= {"verified": not unverified}
+        how_converted = {name: model.config.ssmax[name] for name in ("rule", "init")}
+        about |= {"verified": not unverified, **how_converted, "adopted": is_adopted}
         print(json.dumps({"out": str(out), "learnt": ours, "parameters": total, **about}))
         return
     print(

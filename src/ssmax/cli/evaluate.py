@@ -56,9 +56,16 @@ class Models:
             raise ValueError("--adapter and --tokenizer go with --hf; a run has its own")
         if self.run is not None:
             check_run(self.run, otherwise=f"; for a Hugging Face model: --hf {self.run}")
-        if self.hf and (self.rule is not None or self.theta is not None):
+        if self.hf and self.rule is not None:
             raise ValueError(
-                "--rule and --theta are a run's; for a Hugging Face model use ssmax convert"
+                f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
+                f"{self.hf[0]} OUT --rule {self.rule}, and then measured as --hf OUT"
+            )
+        if self.hf and self.theta is not None:
+            raise ValueError(
+                "--theta is a run's; for a Hugging Face model copy its folder, set the rope_theta "
+                f"in config.json of the copy to {self.theta:g} (one without rope_theta has no "
+                "theta), and measure the copy with --hf"
             )
         if self.adapter is not None and len(self.hf) != 1:
             raise ValueError(f"--adapter goes with one --hf, got {len(self.hf)}")
@@ -92,9 +99,13 @@ class Models:
         models: list[tuple[str, Path | None]] = [(source, None) for source in self.hf]
         if self.adapter is not None:
             models.append((self.hf[0], self.adapter))
-        names = [hf_name(source, adapter) for source, adapter in models]
+        short = [hf_name(source, adapter) for source, adapter in models]
+        names = [
+            _with_its_folder(source, name) if short.count(name) > 1 else name
+            for (source, _), name in zip(models, short, strict=True)
+        ]
         if len(set(names)) < len(names):
-            raise ValueError(f"two models are called {max(names, key=names.count)!r}; rename one")
+            raise ValueError(f"two models are called {max(short, key=short.count)!r}; rename one")
         # Before its tokenizer is missed, and before another is measured for hours.
         configs = [causal_config(source) for source in self.hf]
         if self.adapter is not None:
@@ -103,8 +114,8 @@ class Models:
         for source in self.hf[1:]:
             check_same_tokens(source, tokenizer)
         data = self.data or default_text(tokenizer, is_shown=not self.as_json)
-        for source, adapter in models:
-            yield hf_measurement(
+        for (source, adapter), name in zip(models, names, strict=True):
+            measurement = hf_measurement(
                 source,
                 adapter=adapter,
                 tokenizer=tokenizer,
@@ -112,6 +123,10 @@ class Models:
                 results=self.results,
                 device=self.device,
             )
+            if measurement.run != name:
+                measurement.run = name
+                measurement.check(tokenizer)
+            yield measurement
 
     def each(self, measure: Callable[[Measurement], None]) -> None:
         """Measure them all; several are then shown beside each other."""
@@ -123,6 +138,14 @@ class Models:
             measured.append(here.run)
         if self.hf and not self.as_json:
             show_side_by_side(self.results, measured)
+
+
+def _with_its_folder(source: str, name: str) -> str:
+    """A folder's name behind that of the folder that it lies in; a name on the Hub as it is."""
+    path = Path(source).resolve()
+    # What finetune wrote is called by its run, the folder around the model's.
+    own = next((one for one in (path, path.parent) if one.name == name), None)
+    return name if own is None or not path.exists() else f"{own.parent.name}/{name}"
 
 
 def show_side_by_side(results: Path, runs: Sequence[str]) -> None:

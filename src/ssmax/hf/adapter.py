@@ -18,6 +18,7 @@ from ssmax.hf.conversion import (
     attach,
     check_unconverted,
     converted_modules,
+    count_alike,
     first_three,
     must_be_converted,
     refuse_misfits,
@@ -26,7 +27,8 @@ from ssmax.hf.conversion import (
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import CONFIG, WEIGHTS, whole_files
 
-_FAMILY = "model_type"
+_FAMILY, _DEPTH, _WIDTH = "model_type", "attention_layers", "hidden_size"
+"""What an adapter knows of its model; the last two may be unknown."""
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -44,7 +46,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    values = dataclasses.asdict(record) | {_FAMILY: _family(model)}
+    values = dataclasses.asdict(record) | _about(model, record)
     # Every rank of a sharded model is here and writes the same: none into another's file.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
         save_file(ssmax_tensors(model), Path(own) / WEIGHTS)
@@ -64,14 +66,12 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
 
     with whole_files(folder):
         values, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
-    family = values.pop(_FAMILY, None)
-    record = Conversion.from_dict(values)
+    about: dict[str, Any] = {}
+    if isinstance(values, dict):
+        about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH)}
+    record = Conversion.from_dict(values, where=str(folder / CONFIG))
     check_unconverted(model)
-    if family != _family(model):
-        raise ValueError(
-            f"{folder} is an adapter for {family}, this {type(model).__name__} is of the family "
-            f"{_family(model)}; the adapter is for another model"
-        )
+    _check_same_model(folder, about, model, record)
     return attach_filled(model, record, tensors, what=str(folder))
 
 
@@ -100,9 +100,32 @@ def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _family(model: Any) -> str:
-    """Layers of other families may have the same names and as many heads."""
-    return model.config.model_type
+def _about(model: Any, record: Conversion) -> dict[str, Any]:
+    """By which models are told apart whose layers have the same names and as many heads."""
+    return {
+        _FAMILY: model.config.model_type,
+        _DEPTH: count_alike(model, record.layers),
+        _WIDTH: getattr(model.config, _WIDTH, None),
+    }
+
+
+def _check_same_model(
+    folder: Path, about: Mapping[str, Any], model: nn.Module, record: Conversion
+) -> None:
+    here = _about(model, record)
+    if about[_FAMILY] != here[_FAMILY]:
+        raise ValueError(
+            f"{folder} is an adapter for {about[_FAMILY]}, this {type(model).__name__} is of the "
+            f"family {here[_FAMILY]}; the adapter is for another model"
+        )
+    for key in (_DEPTH, _WIDTH):
+        # Adapters that were written earlier do not tell, and not every config does.
+        if None not in (about[key], here[key]) and about[key] != here[key]:
+            raise ValueError(
+                f"{folder} is an adapter for a model of {key} = {about[key]}, this "
+                f"{type(model).__name__} has {key} = {here[key]}; the adapter is for another "
+                "model: give the one that it was made from"
+            )
 
 
 def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -77,12 +77,26 @@ class Conversion:
             del plan[name]
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Conversion":
+    def from_dict(
+        cls, values: Any, *, where: str = "the conversion of this checkpoint"
+    ) -> "Conversion":
         """Read back; what is unknown is an error, so that nothing is lost silently."""
         known = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, Mapping):
+            raise ValueError(
+                f"{where} must be an object with {', '.join(sorted(known))}, got {values!r}; it "
+                "was changed: save the converted model again"
+            )
         if set(values) != known:
             odd = sorted(set(values) ^ known)
-            raise ValueError(f"the conversion of this checkpoint has other fields: {odd}")
+            raise ValueError(f"{where} has other fields: {odd}")
+        layers = values["layers"]
+        is_list = isinstance(layers, list | tuple)
+        if not is_list or not all(isinstance(name, str) for name in layers):
+            raise ValueError(
+                f"the layers of {where} must be a list of names, got {layers!r}; it was changed: "
+                "save the converted model again"
+            )
         if values["rule"] not in RULES:
             raise ValueError(
                 f"the model was converted with the rule {values['rule']!r}, which is not known "
@@ -206,6 +220,13 @@ def attention_modules(
             yield name, module
 
 
+def count_alike(model: nn.Module, names: Iterable[str]) -> int:
+    """How many attention layers stand in the same stacks as these, converted or not."""
+    places = {_place(name) for name in names}
+    every = attention_modules(model, layers="all", attention="all")
+    return sum(_place(name) in places for name, _ in every)
+
+
 def _start(scale: SSMaxScale, init: str) -> None:
     """The first values of s and b where they are not the rule's own."""
     with torch.no_grad():
@@ -290,9 +311,9 @@ def first_three(names: Sequence[str]) -> str:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside the wrapper of torch.compile, DDP or PEFT."""
+    """The model inside the wrapper of torch.compile, DDP, DataParallel or PEFT."""
     model = getattr(model, "_orig_mod", model)
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -355,7 +376,9 @@ def check_choice(
     return "ssmax_bias" if has_bias else "ssmax", train_length
 
 
-def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
+def _nothing_found(
+    model: nn.Module, layers: str | Callable[[str, nn.Module], bool], attention: str
+) -> str:
     name = type(model).__name__
     every = dict(attention_modules(model, layers="all", attention="all"))
     if not every:
@@ -367,9 +390,21 @@ def _nothing_found(model: nn.Module, layers: object, attention: str) -> str:
             "goes through Transformers' attention interface, so it cannot be converted"
             + ("; it is quantised: load it without fused modules" if is_quantised else "")
         )
+    asked = "the function given as layers" if callable(layers) else f"layers={layers!r}"
+    if callable(layers):
+        way = "give one that says True for some of them"
+    else:
+        # Those that lead to a layer: windowed ones alone are not found by attention='all'.
+        choices = [("all", attention), (layers, "all"), ("all", "all")]
+        found = [
+            f"layers={each!r}, attention={which!r}"
+            for each, which in choices
+            if any(attention_modules(model, layers=each, attention=which))
+        ]
+        way = f"try {found[0]}"
     return (
-        f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "
-        f"{len(every)} in all, such as {next(iter(every))!r}: try layers='all' or attention='all'"
+        f"{name} has no attention layer for {asked}, attention={attention!r}; it has "
+        f"{len(every)} in all, such as {next(iter(every))!r}: {way}"
     )
 
 

@@ -1,6 +1,7 @@
 """A whole converted model from a folder of save_pretrained, s and b included or not at all."""
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,16 @@ class Converted:
 
     def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
-        values, prefix = getattr(config, KEY), f"{self.base_model_prefix}."
+        record = Conversion.from_dict(getattr(config, KEY), where=f"the {KEY!r} of this config")
+        prefix = f"{self.base_model_prefix}."
         known = dict(self.named_modules())
         # A head may stand before the model that was saved, or may have been left out.
         layers = [
             next((one for one in (name, name.removeprefix(prefix), prefix + name) if one in known),
                  name)
-            for name in values["layers"]
+            for name in record.layers
         ]  # fmt: skip
-        record = Conversion.from_dict({**values, "layers": layers})
+        record = dataclasses.replace(record, layers=tuple(layers))
         attach(self, record, from_where=f"the {KEY!r} of its config")
 
     @classmethod
@@ -146,6 +148,8 @@ def _config_and_class(
             f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
             "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
         )
+    # Before weights are read, and by the file's name.
+    Conversion.from_dict(record, where=f"the {KEY!r} of {Path(folder, 'config.json')}")
     names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or [""]]
     kind = getattr(transformers, names[0], None)
     model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)

@@ -36,9 +36,10 @@ SHARED_ELEMENTS = 1 << 22
 
 _WIDE = (torch.float32, torch.float64)
 
-# Called with a module, its n and, for a watcher, its query; for an auditor, what the kernel weighs.
+# Called with a module, its n and, for a watcher, its query; for an auditor, its keys and how many
+# of them the kernel weighs.
 _watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
-_auditors: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
+_auditors: list[Callable[[nn.Module, Tensor, Tensor, Tensor], None]] = []
 _one_at_a_time = threading.Lock()
 
 
@@ -222,7 +223,8 @@ def _attend(
             def attend(query: Tensor, value: Tensor) -> Any:
                 return function(module, query, key, value, attention_mask, *arguments, **options)
 
-            audit(module, as_tensor(num_keys, query), _weighed_keys(attend, query, key, value))
+            weighed = _weighed_keys(attend, query, key, value)
+            audit(module, as_tensor(num_keys, query), key, weighed)
         query = _scaled(module, scale, query, num_keys)
     return function(module, query, key, value, attention_mask, *arguments, **options)
 
@@ -324,8 +326,8 @@ def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None
 
 
 @contextmanager
-def audited(audit: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
-    """Be told of every scaled query meanwhile: its module, its n, what its kernel weighs."""
+def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+    """Be told of every scaled query meanwhile: its module, its n, its keys, what is weighed."""
     _auditors.append(audit)
     try:
         yield

@@ -25,6 +25,9 @@ def param_groups(
         if parameter.requires_grad:
             home = ours if f".{ATTRIBUTE}." in name else matrices if parameter.dim() > 1 else others
             home.append(parameter)
+    # A rule that learns nothing has no use for the rate, and does no harm.
+    if ssmax_lr is not None and not ours:
+        _must_be_saved(model)
     groups = [
         {"params": matrices, "lr": lr, "weight_decay": weight_decay},
         {"params": others, "lr": lr, "weight_decay": 0.0},
@@ -36,17 +39,34 @@ def param_groups(
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
     """Let s and b alone learn, in place; the model."""
     _must_have_s(model)
+    _must_learn(model)
+    _must_be_saved(model)
+    model.requires_grad_(False)
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] == ATTRIBUTE:
+            _used(module).requires_grad_(True)
+    return model
+
+
+def _must_learn(model: nn.Module) -> None:
+    """Raise where the rule has nothing that could."""
+    if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
+        record = must_be_converted(model)
+        raise ValueError(
+            f"the rule {record.rule!r} of this model has nothing that could learn (init="
+            f"{record.init!r}); convert it with init='identity', 'paper' or 'anneal', or let "
+            "the rest of the model learn"
+        )
+
+
+def _must_be_saved(model: nn.Module) -> None:
+    """Raise where PEFT has frozen s and b and leaves them out of its files."""
     adapters = getattr(model, "peft_config", {}).values()
     if any(ATTRIBUTE not in (adapter.modules_to_save or ()) for adapter in adapters):
         raise ValueError(
             "PEFT has wrapped this model and would not save its s and b; pass "
             f"modules_to_save=[{ATTRIBUTE!r}] to its config"
         )
-    model.requires_grad_(False)
-    for name, module in model.named_modules():
-        if name.rpartition(".")[2] == ATTRIBUTE:
-            _used(module).requires_grad_(True)
-    return model
 
 
 def _used(scale: Any) -> nn.Module:

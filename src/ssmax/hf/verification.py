@@ -17,7 +17,7 @@ from ssmax.hf.conversion import (
     must_be_converted,
     unwrapped,
 )
-from ssmax.hf.hook import audited
+from ssmax.hf.hook import ATTRIBUTE, audited
 
 TOKENS, PADDING = 12, 5
 # What models of Transformers read.
@@ -134,8 +134,9 @@ def _compare(
 ) -> set[str]:
     """The layers that the inputs reach, their first tokens padding; all must count right."""
     reached = set()
+    unread: list[str] = []
 
-    def audit(module: nn.Module, num_keys: Tensor, weighed_BHQ: Tensor) -> None:
+    def audit(module: nn.Module, num_keys: Tensor, key_BGKD: Tensor, weighed_BHQ: Tensor) -> None:
         if module not in names:
             return
         reached.add(names[module])
@@ -143,7 +144,12 @@ def _compare(
         # What padding sees, if anything, is nobody's concern.
         counts_BHQ = counts_BHQ.expand_as(weighed_BHQ)[..., padding:]
         wanted_BHQ = weighed_BHQ[..., padding:]
-        if not torch.equal(counts_BHQ, wanted_BHQ):
+        if torch.equal(counts_BHQ, wanted_BHQ):
+            return
+        # Such a key is weighed as it happens, and takes the weight of others with it.
+        if not bool(key_BGKD.isfinite().all()):
+            unread.append(names[module])
+        else:
             differ = (counts_BHQ != wanted_BHQ).any(-1).nonzero()[0].tolist()
             raise ValueError(
                 f"{names[module]!r} counts n = {counts_BHQ[*differ].tolist()} where "
@@ -153,7 +159,43 @@ def _compare(
 
     with audited(audit):
         model(**inputs)
+    if unread:
+        raise ValueError(_why_unread(model, names, inputs, unread[0], padding))
     return reached
+
+
+def _why_unread(
+    model: nn.Module,
+    names: Mapping[nn.Module, str],
+    inputs: Mapping[str, Any],
+    layer: str,
+    padding: int,
+) -> str:
+    """Whose doing it is that a layer's keys are not finite: the model's own, or that of an s."""
+    with _unscaled(names):
+        own = model(**inputs)[0][:, padding:].isfinite().all()
+    behind = f" behind {padding} of padding" if padding else ""
+    what = f"what {layer!r} reads is NaN or infinite{behind}, so that its n cannot be compared"
+    if own:
+        return (
+            f"{what}; without s and b the model is finite: those of the layers before are too "
+            "large or NaN, go back to an earlier checkpoint"
+        )
+    return (
+        f"{what}; unconverted the model is not finite either: look at its weights, its dtype "
+        "and its attention implementation ('sdpa' bears padding that 'eager' may not)"
+    )
+
+
+@contextmanager
+def _unscaled(names: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Softmax meanwhile."""
+    taken = {module: module._modules.pop(ATTRIBUTE) for module in names}
+    try:
+        yield
+    finally:
+        for module, scale in taken.items():
+            module._modules[ATTRIBUTE] = scale
 
 
 def _compare_decoding(

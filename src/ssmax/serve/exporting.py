@@ -63,6 +63,7 @@ def export(
     # Whole, also where it is "." or a link.
     folder = Path(folder).resolve()
     _check_choice(folder, to, weights, fit)
+    graphs.check_causal(model)
     was_training = model.training
     model.eval()
     try:

@@ -100,11 +100,7 @@ class ConvertedGraph(Graph):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        if model.config.is_encoder_decoder:
-            raise ValueError(
-                f"{type(model).__name__} has an encoder; only models that continue a text can be "
-                "exported with their cache. The form hf keeps it"
-            )
+        check_causal(model)
         self.model = model
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions: bool = "position_ids" in parameters
@@ -154,6 +150,19 @@ class ConvertedGraph(Graph):
         return self.model(
             input_ids, attention_mask=mask_BS, past_key_values=cache, use_cache=True, **options
         ).logits
+
+
+def check_causal(model: Any) -> None:
+    """Refuse what no form is for: all are loaded, and checked, as what continues a text."""
+    if isinstance(model, LM):
+        return
+    if model.config.is_encoder_decoder or not model.can_generate():
+        raise ValueError(
+            f"{type(model).__name__} is no causal language model, and no form takes another, such "
+            "as an encoder or an encoder-decoder; for Transformers without ssmax, "
+            "ssmax.hf.save_remote_code(model, folder) writes it, or ssmax convert --remote-code "
+            "where it is converted"
+        )
 
 
 def _check_cache(model: Any, cache: Any) -> None:

@@ -143,12 +143,14 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
 def test_folders_of_one_name_are_called_by_the_folders_around_them(home, capsys):
     for around, folder in (("before", "base"), ("after", "same")):
         shutil.copytree(folder, home / around / "llama")
-    typed = "evaluate fading --hf before/llama --hf after/llama --tokenizer bytes --length 100"
-    # Once measured, they are found again by the same names.
+    alone = "evaluate fading --hf before/llama --tokenizer bytes --length 100 --data tokens/train"
+    assert app.run([*alone.split(), "--documents", "2"]) == 0
+    both = f"{alone} --hf after/llama"
+    # The name that one had alone is not the other's. Once measured, both are found again.
     for _ in range(2):
-        assert app.run([*typed.split(), "--documents", "2", "--data", "tokens/train"]) == 0
+        assert app.run([*both.split(), "--documents", "2"]) == 0
         assert "before/llama" in capsys.readouterr().out
-    assert list(records(home, "fading")) == ["before/llama", "after/llama"]
+    assert list(records(home, "fading")) == ["llama", "before/llama", "after/llama"]
 
 
 def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):

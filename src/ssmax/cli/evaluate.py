@@ -115,18 +115,15 @@ class Models:
             check_same_tokens(source, tokenizer)
         data = self.data or default_text(tokenizer, is_shown=not self.as_json)
         for (source, adapter), name in zip(models, names, strict=True):
-            measurement = hf_measurement(
+            yield hf_measurement(
                 source,
                 adapter=adapter,
+                name=name,
                 tokenizer=tokenizer,
                 data=data,
                 results=self.results,
                 device=self.device,
             )
-            if measurement.run != name:
-                measurement.run = name
-                measurement.check(tokenizer)
-            yield measurement
 
     def each(self, measure: Callable[[Measurement], None]) -> None:
         """Measure them all; several are then shown beside each other."""

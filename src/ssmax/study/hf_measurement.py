@@ -48,6 +48,7 @@ def hf_measurement(
     source: str,
     *,
     adapter: Path | None,
+    name: str,
     tokenizer: str,
     data: Path,
     results: Path,
@@ -55,7 +56,8 @@ def hf_measurement(
 ) -> Measurement:
     """A model from a folder or the Hub, with an adapter's s where one is given.
 
-    `tokenizer` is a name or a path, `data` a folder that was prepared with it.
+    Its results are told apart by `name`; `tokenizer` is a name or a path, `data` a folder that was
+    prepared with it.
     """
     here = device_of(device)
     loaded = load_tokenizer(tokenizer)
@@ -72,7 +74,7 @@ def hf_measurement(
     measured = Measurement(
         CausalSubject(model, first=first),
         loaded,
-        run=hf_name(source, adapter),
+        run=name,
         identity={
             "source": source,
             "adapter": None if adapter is None else str(adapter),

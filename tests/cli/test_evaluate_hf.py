@@ -288,11 +288,15 @@ def test_two_models_never_share_a_column(home, capsys, first, second, change):
 @pytest.mark.parametrize(
     ("base", "message"),
     [("same", "same is converted already, so that adapter cannot go with it"),
-     ("gpt2", "adapter is an adapter for llama, gpt2 is of the family gpt2")],
+     ("gpt2", "adapter is an adapter for llama, gpt2 is of the family gpt2"),
+     ("wide", "a model of hidden_size = 32, wide has hidden_size = 64")],
 )  # fmt: skip
 def test_an_adapter_is_refused_before_its_base_is_measured(home, capsys, base, message):
     config = transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300)
     transformers.GPT2LMHeadModel(config).save_pretrained("gpt2")
+    wide = transformers.AutoConfig.from_pretrained("base")
+    wide.hidden_size *= 2
+    transformers.LlamaForCausalLM(wide).save_pretrained("wide")
     capsys.readouterr()
     assert app.run([*FADING.split(), "--hf", base, "--adapter", "adapter"]) == 2
     assert message in capsys.readouterr().err

@@ -71,7 +71,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH)}
     record = Conversion.from_dict(values, where=str(folder / CONFIG))
     check_unconverted(model)
-    _check_same_model(folder, about, model, record)
+    _check_same_model(folder, about, f"this {type(model).__name__}", _about(model, record))
     return attach_filled(model, record, tensors, what=str(folder))
 
 
@@ -92,12 +92,9 @@ def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
             "that the adapter is for"
         )
     with whole_files(folder):
-        family = json.loads((folder / CONFIG).read_text()).get(_FAMILY)
-    if family != config.get("model_type"):
-        raise ValueError(
-            f"{folder} is an adapter for {family}, {source} is of the family "
-            f"{config.get('model_type')}; the adapter is for another model"
-        )
+        about = json.loads((folder / CONFIG).read_text())
+    if isinstance(about, dict):
+        _check_same_model(folder, about, source, config)
 
 
 def _about(model: Any, record: Conversion) -> dict[str, Any]:
@@ -110,21 +107,21 @@ def _about(model: Any, record: Conversion) -> dict[str, Any]:
 
 
 def _check_same_model(
-    folder: Path, about: Mapping[str, Any], model: nn.Module, record: Conversion
+    folder: Path, about: Mapping[str, Any], base: str, here: Mapping[str, Any]
 ) -> None:
-    here = _about(model, record)
-    if about[_FAMILY] != here[_FAMILY]:
+    """Refuse a base that differs `here` from what an adapter says `about` its own."""
+    if about.get(_FAMILY) != here.get(_FAMILY):
         raise ValueError(
-            f"{folder} is an adapter for {about[_FAMILY]}, this {type(model).__name__} is of the "
-            f"family {here[_FAMILY]}; the adapter is for another model"
+            f"{folder} is an adapter for {about.get(_FAMILY)}, {base} is of the family "
+            f"{here.get(_FAMILY)}; the adapter is for another model"
         )
     for key in (_DEPTH, _WIDTH):
         # Adapters that were written earlier do not tell, and not every config does.
-        if None not in (about[key], here[key]) and about[key] != here[key]:
+        if None not in (about.get(key), here.get(key)) and about[key] != here[key]:
             raise ValueError(
-                f"{folder} is an adapter for a model of {key} = {about[key]}, this "
-                f"{type(model).__name__} has {key} = {here[key]}; the adapter is for another "
-                "model: give the one that it was made from"
+                f"{folder} is an adapter for a model of {key} = {about[key]}, {base} has "
+                f"{key} = {here[key]}; the adapter is for another model: give the one that it was "
+                "made from"
             )
 
 

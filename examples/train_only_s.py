@@ -46,11 +46,6 @@ def main() -> None:
     ssmax.hf.verify(model)
     ssmax.hf.freeze_all_but_ssmax(model)
     groups = ssmax.hf.param_groups(model, lr=0.0, ssmax_lr=1e-3)  # nothing is left for lr
-    if not groups:
-        raise ValueError(
-            f"{source} is converted by the rule {model.config.ssmax['rule']!r}, of which nothing "
-            "learns; give the model that it was made of"
-        )
     optimizer = torch.optim.AdamW(groups)
     learning = sum(weight.numel() for group in groups for weight in group["params"])
     print(f"{learning} numbers learn; loss before {before:.4f}")

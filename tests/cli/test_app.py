@@ -183,7 +183,7 @@ BAD = [
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),
     ("gather study nowhere.tar.xz", "there is no file nowhere.tar.xz"),
-    ("reproduce --configs a,g", "a configuration is one of a, b, c"),
+    ("reproduce --configs a,g", "there is no configuration 'g'; known: a, b, c"),
     ("reproduce --only figure9", "--only takes figure1 to figure8"),
     ("reproduce --seeds 0", "seeds must be at least 1, got 0"),
     ("reproduce --workers 0", "workers must be at least 1, got 0"),

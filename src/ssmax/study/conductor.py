@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,11 @@ class Forecast:
 
 
 class Conductor:
-    """Does the jobs of a study that are left, a few at a time."""
+    """Does the jobs of a study that are left, a few at a time.
+
+    `on_done` is called in a thread of its own when jobs have ended, never twice at a time; what
+    ends during its last call is for the caller to keep.
+    """
 
     def __init__(
         self,
@@ -153,6 +158,7 @@ class Conductor:
     def run(self) -> StoppedBy | None:
         """All of it; what ended it early, where something did. Failures are in `failed`."""
         running: list[Running] = []
+        keeper: threading.Thread | None = None
         before = {
             number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)
         }
@@ -160,10 +166,11 @@ class Conductor:
             while True:
                 if not self.is_stopping:
                     self._start_what_can(running)
-                if self.has_news:
-                    # Records take seconds to pack; meanwhile what comes next is under way.
-                    self.on_done()
+                if self.has_news and not (keeper and keeper.is_alive()):
+                    # Many records take half a minute to pack, and no job waits for that.
                     self.has_news = False
+                    keeper = threading.Thread(target=self.on_done)
+                    keeper.start()
                 if not running:
                     return self.stopped_by
                 time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -182,6 +189,8 @@ class Conductor:
             for one in running:
                 one.process.kill()
                 one.process.wait()
+            if keeper:
+                keeper.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.line.close()

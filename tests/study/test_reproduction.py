@@ -15,11 +15,13 @@ import pytest
 
 from ssmax.study import conductor, reproduction
 from ssmax.study.conductor import Conductor
+from ssmax.study.jobs import tidy
 from ssmax.study.pieces import pack
-from ssmax.study.plan import plan, share_done
+from ssmax.study.plan import Job, plan, share_done
 from ssmax.study.presets import gpu
 from ssmax.study.reproduction import read_study, report, reproduce
 from ssmax.train import configured
+from ssmax.train.checkpoint import checkpoint_folder
 
 
 def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
@@ -46,6 +48,8 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     first = (folder / "runs" / "f-0" / "events.jsonl").read_text().splitlines()[0]
     switch_step = configured(tiny.pretraining, "f").switch_step
     assert 0 < switch_step == json.loads(first)["step"]
+    # What was trained is a model; many runs' checkpoints would fill a disk.
+    assert not list((folder / "runs").glob("*/checkpoints/*"))
 
     # A second time nothing is done again, and the page comes out the same.
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")}
@@ -75,6 +79,19 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
         reproduce(other, folder)
     with pytest.raises(ValueError, match="was begun with data"):
         reproduce(tiny, folder, data=tmp_path)
+
+
+def test_softmax_keeps_the_checkpoint_that_f_begins_with_until_it_has(tiny, tmp_path):
+    switch = checkpoint_folder(
+        tmp_path / "runs" / "a-0", configured(tiny.pretraining, "f").switch_step
+    )
+    last = checkpoint_folder(tmp_path / "runs" / "a-0", tiny.pretraining.run.steps)
+    for folder in (switch, last):
+        folder.mkdir(parents=True)
+    tidy(tiny, tmp_path, Job(kind="pretrain", configuration="a"))
+    assert switch.is_dir() and not last.exists()
+    tidy(tiny, tmp_path, Job(kind="pretrain", configuration="f"))
+    assert not switch.exists()
 
 
 def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):

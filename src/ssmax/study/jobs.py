@@ -13,7 +13,7 @@ from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
 from ssmax.study.presets import FAMILY, REPLACED, Study
 from ssmax.train import configured, finetune, joined_world, pretrain
-from ssmax.train.checkpoint import branch
+from ssmax.train.checkpoint import branch, drop_checkpoints
 from ssmax.train.loop import Outcome
 from ssmax.train.watch import LiveLine
 
@@ -55,6 +55,22 @@ def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str |
             resume = world.first_does(lambda: branch(softmax, switch_step, run))
         kept = switch_step if job.configuration == "a" else None
         _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
+
+
+def tidy(study: Study, folder: Path, job: Job) -> None:
+    """Once a training is done its model is all that others need, but for (f), which begins in (a).
+
+    Three seeds of a small study's checkpoints would take 60 GB.
+    """
+    runs = folder / RUNS
+    if job.kind == "finetune":
+        drop_checkpoints(runs / f"{job.run}-qa")
+    elif job.kind == "pretrain":
+        is_softmax = job.configuration == "a"
+        kept = configured(study.pretraining, "f").switch_step if is_softmax else None
+        drop_checkpoints(runs / job.run, keep_step=kept)
+        if job.configuration == "f":
+            drop_checkpoints(runs / f"a-{job.seed}")
 
 
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:

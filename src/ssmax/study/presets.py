@@ -247,9 +247,8 @@ def small() -> Study:
         needle_trials=10,
         digits=4,
         score_length=large.score_length // 2,
-        # Loss and needles from measurements at half to four fifths of these lengths.
-        seconds={"data": 60, "pretrain": 196, "finetune": 85, "loss": 20, "needle": 50},
-        measured_on="one H200, four jobs at a time",
+        seconds={"data": 60, "pretrain": 280, "finetune": 114, "loss": 12, "needle": 21},
+        measured_on="one H200, eight jobs at a time",
         trains_alone=False,
     )
 

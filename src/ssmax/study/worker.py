@@ -26,7 +26,7 @@ def main() -> int:
 
     import torch
 
-    from ssmax.study.jobs import Stopped, run_job
+    from ssmax.study.jobs import Stopped, run_job, tidy
     from ssmax.study.plan import mark_done
     from ssmax.study.reproduction import read_study
     from ssmax.train import NonfiniteError
@@ -48,6 +48,7 @@ def main() -> int:
         return 1
     if os.environ.get("RANK", "0") == "0":
         mark_done(arguments.folder, job, time.monotonic() - started)
+        tidy(study, arguments.folder, job)
     return 0
 
 

@@ -209,6 +209,15 @@ def branch(run: Path, step: int, folder: Path) -> bool:
     return True
 
 
+def drop_checkpoints(run: Path, *, keep_step: int | None = None) -> None:
+    """Give the disk back that a finished run's checkpoints take, but for that of one step."""
+    kept = None if keep_step is None else checkpoint_folder(run, keep_step)
+    for folder in _steps(run):
+        if folder != kept:
+            shutil.rmtree(folder)
+    (run / FOLDER / POINTER).unlink(missing_ok=True)
+
+
 def read_state(folder: Path) -> TrainState:
     """The state of a checkpoint."""
     return TrainState(**json.loads((folder / STATE).read_text()))

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ssmax.report.captions import EXACT
 from ssmax.report.results import (
     HEADLINES,
     LARGEST_FIRST,
     VARIED,
+    claims,
     headlines,
     heads,
     numbers,
@@ -26,6 +28,7 @@ from ssmax.study.claims import judge
 from ssmax.study.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("results*.md"))
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +36,15 @@ def results():
     return read_results(ROOT / "results")
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("document", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
 def test_every_table_of_results_is_made_of_the_records(results, document):
-    text = (ROOT / document).read_text()
+    text = document.read_text()
     assert "<!-- results: " in text
     assert written(text, tables(results)) == text
 
 
 def test_a_figure_in_the_docs_is_the_one_of_the_study():
-    shown = shown_figures((ROOT / "docs/results.md").read_text())
+    shown = shown_figures("".join(page.read_text() for page in PAGES))
     assert shown
     for picture, figure in shown.items():
         there = (ROOT / "docs/pictures" / picture).read_bytes()
@@ -50,10 +53,24 @@ def test_a_figure_in_the_docs_is_the_one_of_the_study():
 
 def test_headlines_begin_with_the_largest_model(results):
     header = headlines(results).splitlines()[0]
-    studies = [name.partition("-")[0] for name in header.strip("| ").split(" | ")[2:]]
-    assert set(studies) == {"gpu", "small", "quick"}
-    assert studies == sorted(studies, key=LARGEST_FIRST.index)
+    assert header == "| claim | the paper says | unit | gpu | small | quick |"
     assert set(LARGEST_FIRST) == set(PRESETS)
+
+
+def test_the_newest_study_of_a_preset_speaks_for_it(results):
+    old, new = results["2026-11-16_small-theta16"], results["2026-11-17_small"]
+    assert old.study["preset"] == new.study["preset"]
+    assert claims({"2026-11-16_x": old, "2026-11-17_y": new}) == claims({"2026-11-17_y": new})
+
+
+def test_everything_the_paper_says_is_told_once_by_claim(results):
+    _, _, *rows = (row.strip("| ").split(" | ") for row in claims(results).splitlines())
+    said = [one for one in results["2026-11-17_small"].comparisons if not one.is_ours]
+    assert {row[1] for row in rows} >= {one.text for one in said if one.basis != EXACT}
+    assert len({row[1] for row in rows}) == len(rows)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    (gpu,) = (row[3] for row in rows if row[1] == "(c) is equal to (b) within 0.02 nats")
+    assert gpu.endswith("not resolved, one seed")
 
 
 def test_the_verdicts_are_those_of_the_claims_on_the_records(results):

@@ -18,7 +18,7 @@ from ssmax.report.style import as_svg
 from ssmax.study.reproduction import report
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/results.md")
+DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("results*.md")))
 
 
 def main() -> None:
@@ -32,9 +32,9 @@ def main() -> None:
         if drawn is not None:
             write_whole(ROOT / "results" / f"variants-of-{base}.svg", as_svg(drawn))
     made = tables(results)
-    for name in DOCUMENTS:
-        text = written((ROOT / name).read_text(), made)
-        write_whole(ROOT / name, text)
+    for document in DOCUMENTS:
+        text = written(document.read_text(), made)
+        write_whole(document, text)
         # A page of the site shows what lies beside it.
         for picture, figure in shown_figures(text).items():
             write_whole(ROOT / "docs/pictures" / picture, (ROOT / "results" / figure).read_text())

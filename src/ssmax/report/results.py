@@ -13,6 +13,7 @@ from ssmax.report.curves import places_beyond
 from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import ByReplica, Findings, Record, read_findings
 from ssmax.report.fits import SHAPES, fit_table
+from ssmax.report.reach import breaks_at, carries_to
 from ssmax.report.style import LOOKS
 
 HEADLINES = (
@@ -39,7 +40,12 @@ def read_results(folder: Path) -> dict[str, Findings]:
 
 def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     """All tables by the name that a document calls them by."""
-    made = {"headlines": headlines(results), "computed": computed(results)}
+    made = {
+        "headlines": headlines(results),
+        "claims": claims(results),
+        "computed": computed(results),
+        "reach": reach(results),
+    }
     made |= {f"variants of {base}": variants(results, base) for base in BASES}
     for name, findings in sorted(results.items()):
         made[f"{name} numbers"] = numbers(findings)
@@ -76,27 +82,55 @@ def shown_figures(text: str) -> dict[str, str]:
 
 
 def headlines(results: Mapping[str, Findings]) -> str:
-    """The first things to know of every study, but for those whose code no commit holds."""
-    shown = {
-        name: {one.text: one for one in findings.comparisons}
-        for name, findings in sorted(results.items(), key=_largest_first)
+    """The first things to know, of the newest study of every preset."""
+    shown = _newest(results)
+    made = [findings.curves.get("b", {}) for findings in shown.values()]
+    seeds = ["", "seeds of (b)", "", *(str(len({one.seed for one in runs})) for runs in made)]
+    return _side_by_side(shown, HEADLINES, last=seeds)
+
+
+def claims(results: Mapping[str, Findings]) -> str:
+    """Everything that the paper says and a study measured, in the newest study of every preset."""
+    shown = _newest(results)
+    claim_of = {
+        one.text: one.claim
+        for findings in shown.values()
+        for one in findings.comparisons
+        if not one.is_ours and one.basis != EXACT
+    }
+    return _side_by_side(shown, sorted(claim_of, key=claim_of.__getitem__))
+
+
+def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
+    """Of every preset, the largest first; but for variants, and what no commit holds the code of."""
+    by_preset = {
+        findings.study["preset"]: (name, findings)
+        for name, findings in sorted(results.items())
         if ":" not in findings.study["preset"] and _is_committed(findings)
     }
+    return dict(sorted(by_preset.values(), key=_largest_first))
+
+
+def _side_by_side(
+    shown: Mapping[str, Findings], texts: Sequence[str], *, last: Sequence[str] | None = None
+) -> str:
+    told = [{one.text: one for one in findings.comparisons} for findings in shown.values()]
     rows = []
-    for text in HEADLINES:
-        found = [told.get(text) for told in shown.values()]
+    for text in texts:
+        found = [by_text.get(text) for by_text in told]
         first = next((one for one in found if one is not None), None)
         if first is not None:
-            rows.append([_said(first), first.unit, *map(_short_effect, found)])
-    made = [results[name].curves.get("b", {}) for name in shown]
-    rows.append(["seeds of (b)", "", *(str(len({one.seed for one in runs})) for runs in made)])
-    return _table(["the paper says", "unit", *map(_short_name, shown)], rows)
+            rows.append([first.claim, _said(first), first.unit, *map(_short_effect, found)])
+    if last is not None:
+        rows.append(list(last))
+    return _table(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
 
 
 def _short_effect(one: Comparison | None) -> str:
     if one is None or one.verdict == "not measured":
         return "-"
-    return f"{one.interval(3)} {one.verdict}"
+    # Over documents or trials it says nothing of other seeds.
+    return f"{one.interval(3)} {one.verdict}" + ", one seed" * one.basis.endswith("one seed")
 
 
 def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
@@ -117,6 +151,37 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
         rows.append([variant, *(_effect(told[text]) if text in told else "-" for text in VARIED)])
     header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
     return _table(header, rows) if rows else "Not measured yet."
+
+
+def reach(results: Mapping[str, Findings]) -> str:
+    """How far rotary positions carry, and where the loss breaks; of heads that turn as a whole."""
+    rows = []
+    for name, findings in sorted(results.items(), key=_largest_first):
+        model, length = findings.study["pretraining"]["model"], findings.train_length
+        is_plain = model["rotary_width"] is None and model["window"] is None
+        if not (is_plain and _is_committed(findings)):
+            continue
+        factor = findings.study["theta_factor"]
+        pairs = (model["head_width"] or model["width"] // model["num_heads"]) // 2
+        until = carries_to(length, pairs=pairs, theta=model["theta"], factor=factor)
+        broken = [
+            _range([breaks_at(one.mean, length) for one in findings.position_losses[rule].values()])
+            if rule in findings.position_losses
+            else "-"
+            for rule in ("a", "b", "c", "temperature")
+        ]
+        theta = f"{model['theta']:,.0f} x {factor:g}"
+        rows.append([_short_name(name), f"{length:,}", theta, f"{until:,.0f}", *broken])
+    header = ["study", "training length", "theta", "carries to", "(a) breaks at", "(b)", "(c)"]
+    return _table([*header, "control"], rows)
+
+
+def _range(places: Sequence[int | None]) -> str:
+    known = [place for place in places if place is not None]
+    if len(known) < len(places):
+        return "not everywhere" if known else "nowhere"
+    low, high = min(known), max(known)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def variants_figure(results: Mapping[str, Findings], base: str) -> Any | None:

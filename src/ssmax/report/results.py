@@ -102,7 +102,7 @@ def claims(results: Mapping[str, Findings]) -> str:
 
 
 def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
-    """Of every preset, the largest first; but for variants, and what no commit holds the code of."""
+    """Of every preset, the largest first; no variants, nor what no commit holds the code of."""
     by_preset = {
         findings.study["preset"]: (name, findings)
         for name, findings in sorted(results.items())

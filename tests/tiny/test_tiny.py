@@ -12,7 +12,8 @@ from ssmax.data.embedded import embedded_version
 from ssmax.data.preparation import prepare
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import VALIDATION
-from ssmax.records import config_hash
+from ssmax.records import PositionLoss, config_hash, read_jsonl
+from ssmax.report.reach import breaks_at, carries_to
 from ssmax.tiny import NAMES, RUNS, run_folder
 from ssmax.train import load_run_model, read_run_config
 from ssmax.train.finetuning import HIDDEN, _examples, question_rows
@@ -106,21 +107,43 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
 
 
 def quoted(page):
-    """The tables of a page as rows of cells; an empty first cell is the one above it."""
+    """Rows of four cells that end in two numbers; an empty first cell is the one above it."""
     rows = []
     for line in (ROOT / "docs" / page).read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[2].startswith(("0.", "3.", "4.")):
+        if len(cells) == 4 and re.fullmatch(r"[\d.]+ [\d.]+", f"{cells[2]} {cells[3]}"):
             rows.append([cells[0] or rows[-1][0], *cells[1:]])
     return rows
 
 
-@pytest.mark.slow
-def test_the_numbers_of_the_page_on_long_contexts_come_out_again(home, monkeypatch, capsys):
+@pytest.fixture
+def on_the_same_text(home, monkeypatch):
     if MADE["text"] != f"embedded {embedded_version()}":
         pytest.skip("measured on the text of another version of Python")
     monkeypatch.chdir(home)
-    rows = quoted("long-contexts.md")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_the_same_text")
+def test_the_positions_of_the_page_on_long_contexts_come_out_again(home):
+    rows = [row for row in quoted("long-contexts.md") if "." not in row[2]]
+    assert len(rows) == 7
+    for theta, carries, *wanted in rows:
+        base = float(theta.replace(",", ""))
+        assert int(carries) == round(carries_to(64, pairs=8, theta=1e4, factor=base / 1e4))
+        for run, place in zip("ab", wanted, strict=True):
+            typed = f"evaluate position-loss tiny-{run} --length 1536 --documents 64"
+            results = f"breaks-{run}-{base:.0f}"
+            options = ["--theta", f"{base:.0f}", "--results", results]
+            assert app.run([*typed.split(), *options]) == 0
+            (record,) = read_jsonl(home / results / "position_loss.jsonl", PositionLoss)
+            assert breaks_at(record.mean, 64) == pytest.approx(int(place), abs=2), (theta, run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_the_same_text")
+def test_the_numbers_of_the_page_on_long_contexts_come_out_again(capsys):
+    rows = [row for row in quoted("long-contexts.md") if "." in row[2]]
     assert len(rows) == 15
     for theta, place, *wanted in rows:
         for run, number in zip("ab", wanted, strict=True):

@@ -14,15 +14,13 @@ from ssmax.report.results import (
     VARIED,
     claims,
     headlines,
-    heads,
-    numbers,
-    probe,
     read_results,
     shown_figures,
     tables,
     variants_figure,
     written,
 )
+from ssmax.report.study_tables import heads, numbers, probe, stretches
 from ssmax.report.style import look
 from ssmax.study.claims import judge
 from ssmax.study.presets import PRESETS
@@ -137,9 +135,26 @@ def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
     weights[0, :, -1] = 0.1, 0.4, 0.41, 0.9
     made = dataclasses.replace(record, largest=weights.tolist(), entropy=weights.tolist())
     told = heads(dataclasses.replace(one, fading={"a": {replica: made}})).splitlines()
-    assert "heads that fade" in told[0]
     row = dict(zip(told[0].split(" | "), told[2].split(" | "), strict=True))
-    assert row["heads that fade"] == "0.500"
+    assert row["heads that fade by n = 1,025"] == "0.500"
+    # Arithmetic carries positions to 181.
+    assert row["heads that fade by n = 128"] == "0.000"
+
+
+def test_a_loss_is_split_where_positions_give_out(results):
+    one = results["2026-11-15_quick"]
+    (replica, record), *_ = one.position_losses["a"].items()
+    shifted = np.array(record.mean)
+    shifted[32:64] -= 0.1
+    shifted[64:181] -= 0.2
+    shifted[181:] += 0.3
+    made = dataclasses.replace(record, mean=shifted.tolist())
+    losses = {"a": {replica: record}, "b": {replica: made}}
+    told = stretches(dataclasses.replace(one, position_losses=losses, same_theta_losses=losses))
+    header, _, row = told.splitlines()
+    assert "32 to 64 | 64 to 181 | past 181" in header
+    assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
+    assert "not rotated" in stretches(results["2026-11-15_quick-no-rotary"])
 
 
 def test_a_mean_over_fewer_runs_than_the_row_says_so(results):

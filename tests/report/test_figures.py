@@ -130,6 +130,15 @@ def test_figure_5_shows_means_over_hundredths():
     assert drawn[0] == pytest.approx([5.0, np.mean(LOSS.mean[:10])])
 
 
+def test_figure_5_marks_how_far_positions_carry():
+    drawn = figures.figure5({"b": [LOSS]}, train_length=128, carries_to=500.0)
+    (axis,) = drawn.axes
+    marks = {text.get_text(): text.xy[0] for text in axis.texts}
+    assert marks == {"training length": 128, "positions carry to here": 500.0}
+    (axis,) = figures.figure5({"b": [LOSS]}, train_length=128).axes
+    assert [text.get_text() for text in axis.texts] == ["training length"]
+
+
 def test_figures_5_and_7_are_means_over_all_runs():
     other = dataclasses.replace(LOSS, mean=[2.0] * 1000)
     drawn = lines(figures.figure5({"b": [LOSS, other]}, train_length=128))["(b) SSMax"]

@@ -158,6 +158,7 @@ def made_up():
                 "curves": test,
                 "less": less(test),
                 "theta": 500_000,
+                "carries_to": 300,
                 "same_theta": {"curves": higher, "less": less(higher), "theta": 10_000},
             },
             "6": {"maps": maps},

@@ -287,3 +287,13 @@ def test_a_study_that_tells_little_of_itself_has_a_page_all_the_same():
     found = findings()
     found.study["pretraining"] = {"model": {"train_length": 64, "theta": 10_000.0}}
     assert "parameters" not in payload(found, static={})["note"]
+    assert found.carries_to is None
+
+
+def test_how_far_positions_carry_is_told_where_they_turn():
+    assert findings().carries_to == pytest.approx(64 * 16 ** (3 / 8))
+    half = findings(changed(quick(), model__rotary_width=8))
+    assert half.carries_to == pytest.approx(64 * 16 ** (2 / 4))
+    assert findings(changed(quick(), model__rotary_width=0)).carries_to is None
+    figure = payload(uneven(), static={})["figures"]["5"]
+    assert figure["carries_to"] == 181 and "carries_to" not in figure["same_theta"]

@@ -42,7 +42,8 @@ CAPTIONS = {
     "5": (
         "Loss at every position of test documents, theta changed at test time, nothing "
         "retrained. The paper: (b) and (c) better than (a) at long context, (d) degraded,"
-        " (e) bad at short contexts, (f) close to (b)."
+        " (e) bad at short contexts, (f) close to (b). Positions carry to where the first pair of "
+        "channels that made no whole turn in training meets an angle that it was not trained at."
     ),
     "6": (
         "Share of the hidden numbers that are found, by context size and depth, after "

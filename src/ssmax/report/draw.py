@@ -32,9 +32,14 @@ def _drawn(findings: Findings) -> list[tuple[str, Any]]:
     def names(found: ByReplica[Any]) -> dict[str, str]:
         return labels({name: len(by_replica) for name, by_replica in found.items()})
 
-    def figure5(losses: ByReplica[PositionLoss]) -> Any:
+    def figure5(losses: ByReplica[PositionLoss], carries_to: float | None = None) -> Any:
         runs = {name: list(found.values()) for name, found in losses.items()}
-        return figures.figure5(runs, train_length=findings.train_length, labels=names(losses))
+        return figures.figure5(
+            runs,
+            train_length=findings.train_length,
+            carries_to=carries_to,
+            labels=names(losses),
+        )
 
     def fading() -> Any:
         runs = {name: list(found.values()) for name, found in findings.fading.items()}
@@ -51,7 +56,7 @@ def _drawn(findings: Findings) -> list[tuple[str, Any]]:
         ("2", bool(tables), lambda: figures.figure2(tables)),
         ("3", True, figures.figure3),
         ("4", bool(curves), lambda: figures.figure4(mean_curves(curves), labels=names(curves))),
-        ("5", bool(losses), lambda: figure5(losses)),
+        ("5", bool(losses), lambda: figure5(losses, findings.carries_to)),
         ("5_same_theta", bool(same_theta), lambda: figure5(same_theta)),
         ("6", bool(trials), lambda: figures.figure6(pooled(trials), labels=names(trials))),
         ("7", bool(papers), lambda: figures.figure7(pooled(papers), labels=names(papers))),

@@ -68,7 +68,7 @@ def figure1_in_heads(
     ticks = [share for share in (0.05, 0.1, 0.2, 0.5, 1.0) if share >= axis.get_ylim()[0]]
     axis.set_yticks(ticks, [f"{share:g}" for share in ticks])
     axis.minorticks_off()
-    _mark_training_length(axis, train_length)
+    _mark(axis, train_length, "training length")
     axis.set(xlabel="n", ylabel="largest weight, mean over heads")
     _legend(axis)
     return figure
@@ -145,16 +145,25 @@ def figure4(
 
 
 def figure5(
-    losses: Mapping[str, Sequence[PositionLoss]], *, train_length: int, labels: Labels = None
+    losses: Mapping[str, Sequence[PositionLoss]],
+    *,
+    train_length: int,
+    carries_to: float | None = None,
+    labels: Labels = None,
 ) -> Any:
-    """C5: loss at every position, the training length marked; means over runs and bins of 1 %."""
+    """C5: loss at every position, the training length marked; means over runs and bins of 1 %.
+
+    `carries_to` is marked too: the position to which theta carries, by arithmetic.
+    """
     figure, axis = new_figure()
     for name, records in losses.items():
         style = look(name)
         places, bins = by_position(records)
         label = _label(name, labels)
         axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=label)
-    _mark_training_length(axis, train_length)
+    _mark(axis, train_length, "training length")
+    if carries_to is not None:
+        _mark(axis, carries_to, "positions carry to here", line=1)
     axis.set(xlabel="position", ylabel="test loss")
     _legend(axis)
     return figure
@@ -259,13 +268,13 @@ def _label(name: str, labels: Labels) -> str:
     return (labels or {}).get(name, look(name).label)
 
 
-def _mark_training_length(axis: Any, train_length: int) -> None:
-    axis.axvline(train_length, color="#777777", linestyle=":")
+def _mark(axis: Any, place: float, words: str, *, line: int = 0) -> None:
+    axis.axvline(place, color="#777777", linestyle=":")
     axis.annotate(
-        "training length",
-        (train_length, 1.0),
+        words,
+        (place, 1.0),
         xycoords=("data", "axes fraction"),
-        xytext=(4, -10),
+        xytext=(4, -10 - 12 * line),
         textcoords="offset points",
         fontsize=8,
         color="#555555",

@@ -24,6 +24,7 @@ from ssmax.records import (
     read_journal,
     read_jsonl,
 )
+from ssmax.report.reach import carries_to
 from ssmax.report.style import LOOKS
 
 STUDY, VERDICTS = "study.json", "verdicts.jsonl"
@@ -108,6 +109,23 @@ class Findings:
     def train_length(self) -> int:
         """Tokens of a training sequence."""
         return self.study["pretraining"]["model"]["train_length"]
+
+    @property
+    def carries_to(self) -> float | None:
+        """How far the test's theta carries positions, by arithmetic.
+
+        None without rotation, and of a study that does not tell its width.
+        """
+        model = self.study["pretraining"]["model"]
+        try:
+            whole = model["head_width"] or model["width"] // model["num_heads"]
+            width = whole if model["rotary_width"] is None else model["rotary_width"]
+        except KeyError:
+            return None
+        if not width:
+            return None
+        factor = self.study["theta_factor"]
+        return carries_to(self.train_length, pairs=width // 2, theta=model["theta"], factor=factor)
 
     @property
     def is_in_pieces(self) -> bool:

@@ -191,7 +191,10 @@ const PLOTS = {
       const label = less ? "test loss less (a)'s (nats)" : "test loss (nats)";
       over.textContent = less ? less.note : "";
       const { curves } = less || state.base;
-      return { y: { label, kind: "linear" }, series: byLook(curves, (curve) => curve) };
+      const marks = [{ x: payload.train_length, label: "training length" }];
+      const reach = state.base.carries_to;
+      if (reach) marks.push({ x: reach, label: "positions carry to here", line: 1 });
+      return { y: { label, kind: "linear" }, series: byLook(curves, (curve) => curve), marks };
     };
     const change = (changes) => {
       Object.assign(state, changes);
@@ -212,7 +215,6 @@ const PLOTS = {
       title: "Figure 5",
       x: { label: "position", kind: "linear" },
       ...spec(),
-      marks: [{ x: payload.train_length, label: "training length" }],
       controls,
     });
   },

@@ -307,6 +307,8 @@ def _figure5(findings: Findings) -> dict[str, Any]:
         )
 
     figure = curves(findings.position_losses) | {"theta": findings.theta}
+    if findings.carries_to is not None:
+        figure["carries_to"] = round(findings.carries_to)
     if findings.same_theta_losses:
         theta = findings.study["pretraining"]["model"]["theta"]
         figure["same_theta"] = curves(findings.same_theta_losses) | {"theta": theta}

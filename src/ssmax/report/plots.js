@@ -207,7 +207,7 @@ class Tip {
 // Lines and points over one x: { title, x: { label, kind, domain },
 // y: { label, kind, domain, zero },
 // series: [{ name, label, colour, dash, x, y, line, thin, dots, shapes, notes, off }],
-// marks: [{ x, label, dots: [{ y, colour }] }], controls: [element] }.
+// marks: [{ x, label, line: 0 or below, dots: [{ y, colour }] }], controls: [element] }.
 class Chart {
   static count = 0;
 
@@ -411,7 +411,7 @@ class Chart {
       const left = place > (area.left + area.right) / 2;
       group.prepend(svg("path", { class: "mark", d: `M${place} ${area.top - 18}V${area.bottom}` }));
       const [shift, anchor] = left ? [-6, "end"] : [6, "start"];
-      group.append(words(mark.label, place + shift, area.top - 9, anchor));
+      group.append(words(mark.label, place + shift, area.top - 9 + 14 * (mark.line || 0), anchor));
     }
     return group;
   }

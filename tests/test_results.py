@@ -154,7 +154,7 @@ def test_a_loss_is_split_where_positions_give_out(results):
     header, _, row = told.splitlines()
     assert "32 to 64 | 64 to 181 | past 181" in header
     assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
-    assert "not rotated" in stretches(results["2026-11-15_quick-no-rotary"])
+    assert "Nothing bounds" in stretches(results["2026-11-15_quick-no-rotary"])
 
 
 def test_a_mean_over_fewer_runs_than_the_row_says_so(results):

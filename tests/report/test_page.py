@@ -461,8 +461,11 @@ def test_a_loss_can_be_shown_less_that_of_softmax(visit, figure):
 def test_figure_5_has_both_thetas_where_both_were_measured(visit, tmp_path):
     tab = visit()
     before = ticks(tab, "figure-5", "y")
+    marks = tab.locator("#figure-5 .marks")
+    assert marks.text_content() == "training lengthpositions carry to here"
     press(tab, "figure-5", "10,000")
     assert ticks(tab, "figure-5", "y") != before
+    assert marks.text_content() == "training length"
     press(tab, "figure-5", "less (a)")
     assert "less (a)'s" in tab.locator("#figure-5 .canvas").text_content()
     press(tab, "figure-5", "500,000")

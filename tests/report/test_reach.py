@@ -24,6 +24,12 @@ def test_no_pair_is_shown_an_angle_that_it_was_not_trained_at(pairs, train_lengt
     assert is_known(0.999 * until) and not is_known(1.001 * until)
 
 
+def test_where_every_pair_has_seen_all_angles_nothing_bounds_positions():
+    assert carries_to(8192, pairs=8, theta=100.0, factor=4) == math.inf
+    assert carries_to(64, pairs=0, theta=1e4, factor=4) == math.inf  # no rotation at all
+    assert carries_to(4, pairs=8, theta=1e4, factor=4) == 4  # not even the fastest turns
+
+
 def test_a_loss_breaks_where_it_stays_above():
     losses = np.full(2000, 3.0)
     losses[300:320] += 5.0  # a hard passage

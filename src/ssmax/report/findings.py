@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import math
 import tarfile
 import tempfile
 import zlib
@@ -114,7 +115,7 @@ class Findings:
     def carries_to(self) -> float | None:
         """How far the test's theta carries positions, by arithmetic.
 
-        None without rotation, and of a study that does not tell its width.
+        None where nothing bounds them, and of a study that does not tell its width.
         """
         model = self.study["pretraining"]["model"]
         try:
@@ -122,10 +123,9 @@ class Findings:
             width = whole if model["rotary_width"] is None else model["rotary_width"]
         except KeyError:
             return None
-        if not width:
-            return None
         factor = self.study["theta_factor"]
-        return carries_to(self.train_length, pairs=width // 2, theta=model["theta"], factor=factor)
+        reach = carries_to(self.train_length, pairs=width // 2, theta=model["theta"], factor=factor)
+        return reach if reach < math.inf else None
 
     @property
     def is_in_pieces(self) -> bool:

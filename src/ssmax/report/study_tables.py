@@ -41,7 +41,7 @@ def stretches(findings: Findings) -> str:
     """
     length, reach = findings.train_length, findings.carries_to
     if reach is None:
-        return "Positions are not rotated."
+        return "Nothing bounds how far positions carry."
     half, end = length // 2, round(reach)
     columns = {
         f"{half:,} to {length:,}, theta unchanged": (findings.same_theta_losses, half, length),

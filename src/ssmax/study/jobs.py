@@ -47,14 +47,22 @@ def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str |
     )
     runs = folder / RUNS
     run, softmax = runs / job.run, runs / f"a-{job.seed}"
-    switch_step = configured(study.pretraining, "f").switch_step
     resume = _is_begun(run)
     with joined_world(device) as world:
         if job.configuration == "f" and not resume:
             # (f) is (a) until its switch: where (a) was trained, (f) goes on from there.
-            resume = world.first_does(lambda: branch(softmax, switch_step, run))
-        kept = switch_step if job.configuration == "a" else None
+            resume = world.first_does(lambda: branch(softmax, _switch_step(study), run))
+        kept = _kept_step(study, job)
         _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
+
+
+def _switch_step(study: Study) -> int:
+    return configured(study.pretraining, "f").switch_step
+
+
+def _kept_step(study: Study, job: Job) -> int | None:
+    """The step of a pretraining whose checkpoint stays for another: (f) begins in (a)."""
+    return _switch_step(study) if job.configuration == "a" else None
 
 
 def tidy(study: Study, folder: Path, job: Job) -> None:
@@ -66,9 +74,7 @@ def tidy(study: Study, folder: Path, job: Job) -> None:
     if job.kind == "finetune":
         drop_checkpoints(runs / f"{job.run}-qa")
     elif job.kind == "pretrain":
-        is_softmax = job.configuration == "a"
-        kept = configured(study.pretraining, "f").switch_step if is_softmax else None
-        drop_checkpoints(runs / job.run, keep_step=kept)
+        drop_checkpoints(runs / job.run, keep_step=_kept_step(study, job))
         if job.configuration == "f":
             drop_checkpoints(runs / f"a-{job.seed}")
 

@@ -150,6 +150,8 @@ def test_flex_is_no_worse_than_plain_code(name):
     assert_no_worse_than(fast, budget, exact, slack=2.0, name=name)
 
 
+# Dynamo asks every tensor for its gradient, and hides only what is printed of the warning.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_flex_has_gradients():
     inputs, options = make("window", torch.bfloat16)
     weight = torch.randn(inputs[0].shape, device="cuda")

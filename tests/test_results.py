@@ -14,6 +14,7 @@ from ssmax.report.results import (
     VARIED,
     claims,
     headlines,
+    raised,
     read_results,
     shown_figures,
     tables,
@@ -155,6 +156,26 @@ def test_a_loss_is_split_where_positions_give_out(results):
     assert "32 to 64 | 64 to 181 | past 181" in header
     assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
     assert "Nothing bounds" in stretches(results["2026-11-15_quick-no-rotary"])
+
+
+def test_what_raising_theta_costs_is_told_run_by_run(results):
+    one = results["2026-11-15_quick"]
+    (first, record), (second, _), *_ = one.position_losses["a"].items()
+
+    def lifted(by):
+        # Far more where it is not looked at.
+        mean = np.array(record.mean)
+        mean[32:64] += by
+        mean[:32] += 9.0
+        mean[64:] += 9.0
+        return dataclasses.replace(record, mean=mean.tolist())
+
+    after = {"a": {first: lifted(0.1), second: lifted(0.3)}, "b": {first: lifted(0.05)}}
+    before = {"a": {first: record, second: record}}
+    made = dataclasses.replace(one, position_losses=after, same_theta_losses=before)
+    _, _, row = raised({"2026-11-15_quick": made}).splitlines()
+    # (b) was not measured with theta unchanged.
+    assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - |")
 
 
 def test_a_mean_over_fewer_runs_than_the_row_says_so(results):

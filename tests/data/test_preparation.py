@@ -478,6 +478,7 @@ def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
         ("odd.bin", b"\0\0\0", "odd.bin cannot be read: it ends inside a token"),
         ("cut.bin.xz", lzma.compress(bytes(100))[:-9], "cut.bin.xz cannot be read"),
         ("not.npy", b"nothing", "not.npy is no array"),
+        ("begun.bin", b"", "begun.bin has 0 bytes"),
         ("tokens.txt", b"", "holds no tokens; what is read: .bin and .npy"),
     ):
         (tmp_path / name).write_bytes(content)
@@ -493,6 +494,12 @@ def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
         run(f"tokens:{tmp_path / 'short.npy'}", tmp_path / "out-short")
     with pytest.raises(ValueError, match="there is no file or folder"):
         run("tokens:nowhere", tmp_path / "out")
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    np.zeros(9, "<u2").tofile(parts / "0.bin")
+    (parts / "1.bin.xz").touch()
+    with pytest.raises(ValueError, match=r"1\.bin\.xz has 0 bytes, .* write it again"):
+        run(f"tokens:{parts}", tmp_path / "out-parts")
 
 
 @pytest.mark.parametrize("name", ["wide.bin", "wide.bin.xz"])

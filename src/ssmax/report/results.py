@@ -1,9 +1,11 @@
 """Measured results as tables in Markdown and a figure, for the README and the docs."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ssmax.records import Comparison
 from ssmax.report.captions import EXACT
@@ -11,6 +13,7 @@ from ssmax.report.figures import variants as variants_drawn
 from ssmax.report.findings import Findings, read_findings
 from ssmax.report.reach import breaks_at
 from ssmax.report.study_tables import (
+    cell,
     comparisons,
     effect,
     heads,
@@ -55,6 +58,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         "claims": claims(results),
         "computed": computed(results),
         "reach": reach(results),
+        "raised theta": raised(results),
     }
     made |= {f"variants of {base}": variants(results, base) for base in BASES}
     for name, findings in sorted(results.items()):
@@ -165,27 +169,53 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
 
 
 def reach(results: Mapping[str, Findings]) -> str:
-    """How far rotary positions carry, and where the loss breaks; of heads that turn as a whole."""
+    """How far rotary positions carry, and where the loss breaks; of heads that see all keys."""
+
+    def places(findings: Findings, rule: str) -> str:
+        losses = findings.position_losses.get(rule, {})
+        return _range([breaks_at(one.mean, findings.train_length) for one in losses.values()])
+
+    whole = {
+        name: findings
+        for name, findings in results.items()
+        if findings.study["pretraining"]["model"]["window"] is None
+    }
+    return _by_study(whole, "breaks at", places)
+
+
+def raised(results: Mapping[str, Findings]) -> str:
+    """What the test's theta costs in the second half of the training length, run by run."""
+
+    def costs(findings: Findings, rule: str) -> str:
+        part = slice(findings.train_length // 2, findings.train_length)
+        before = findings.same_theta_losses.get(rule, {})
+        after = findings.position_losses.get(rule, {})
+        both = [(before[run].mean[part], after[run].mean[part]) for run in after if run in before]
+        return cell([float(np.mean(np.subtract(new, old))) for old, new in both], sign="+")
+
+    return _by_study(results, "pays", costs)
+
+
+def _by_study(
+    results: Mapping[str, Findings], what: str, told: Callable[[Findings, str], str]
+) -> str:
+    """Of every study with rotary positions, something of the rules that tell most."""
     rows = []
     for name, findings in sorted(results.items(), key=_largest_first):
-        model, length = findings.study["pretraining"]["model"], findings.train_length
-        is_plain = model["rotary_width"] is None and model["window"] is None
-        if not (is_plain and _is_committed(findings)):
+        if findings.carries_to is None or not _is_committed(findings):
             continue
-        broken = [
-            _range([breaks_at(one.mean, length) for one in findings.position_losses[rule].values()])
-            if rule in findings.position_losses
-            else "-"
-            for rule in ("a", "b", "c", "temperature")
-        ]
+        model = findings.study["pretraining"]["model"]
         theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"
-        until = f"{findings.carries_to:,.0f}"
-        rows.append([_short_name(name), f"{length:,}", theta, until, *broken])
-    header = ["study", "training length", "theta", "carries to", "(a) breaks at", "(b)", "(c)"]
+        length, until = f"{findings.train_length:,}", f"{findings.carries_to:,.0f}"
+        cells = [told(findings, rule) for rule in ("a", "b", "c", "temperature")]
+        rows.append([_short_name(name), length, theta, until, *cells])
+    header = ["study", "training length", "theta", "carries to", f"(a) {what}", "(b)", "(c)"]
     return markdown([*header, "control"], rows)
 
 
 def _range(places: Sequence[int | None]) -> str:
+    if not places:
+        return "-"
     known = [place for place in places if place is not None]
     if len(known) < len(places):
         return "not everywhere" if known else "nowhere"

@@ -130,7 +130,7 @@ def probe(findings: Findings) -> str:
             for fit in fit_table(table, first):
                 shares.setdefault(fit.name if fit.name in SHAPES else "power", []).append(fit.r2)
         if shares:
-            rows.append([f"{first}", *(_cell(shares[name]) for name in (*SHAPES, "power"))])
+            rows.append([f"{first}", *(cell(shares[name]) for name in (*SHAPES, "power"))])
     header = ["from n =", *(f"R^2 of {name}" for name in SHAPES), "of the best power of n"]
     return markdown(header, rows) if rows else "Not measured yet."
 
@@ -193,11 +193,12 @@ def _by_configuration(
     for name, look in LOOKS.items():
         found = [column.get(name, []) for column in columns.values()]
         if runs := max(len(values) for values in found):
-            rows.append([look.label, str(runs), *(_cell(values, runs, sign) for values in found)])
+            rows.append([look.label, str(runs), *(cell(values, runs, sign) for values in found)])
     return markdown(["configuration", "runs", *columns], rows)
 
 
-def _cell(values: Sequence[float], runs: int = 0, sign: Literal["", "+"] = "") -> str:
+def cell(values: Sequence[float], runs: int = 0, sign: Literal["", "+"] = "") -> str:
+    """The mean, and from the least to the largest; how many there are where a row has more."""
     if not values:
         return "-"
     low, mean, high = (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssmax.report.captions import EXACT
+from ssmax.report.reach import breaks_at
 from ssmax.report.results import (
     HEADLINES,
     LARGEST_FIRST,
@@ -176,6 +177,27 @@ def test_what_raising_theta_costs_is_told_run_by_run(results):
     _, _, row = raised({"2026-11-15_quick": made}).splitlines()
     # (b) was not measured with theta unchanged.
     assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - |")
+
+
+def test_the_bases_of_theta_to_choose_from_are_as_measured(results):
+    _, _, table = (ROOT / "docs/long-contexts.md").read_text().partition("| theta in training |")
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:5]]
+    for base, until, breaks, *prices in rows:
+        name = {"1,000": "small-theta-1k", "10,000": "small", "100,000": "small-theta-100k"}[base]
+        one = results[f"2026-11-17_{name}"]
+        places = [
+            breaks_at(one.position_losses[rule][run].mean, 512)
+            for rule in "ab"
+            for run in one.position_losses[rule]
+        ]
+        if None in places:
+            assert places == [None] * 6 and breaks == "not within 10,240"
+        else:
+            assert breaks == f"{min(places):,} to {max(places):,}"
+        assert until == f"{one.carries_to:,.0f}"
+        (row,) = raised({name: one}).splitlines()[2:]
+        measured = [cell.split()[0] for cell in row.split(" | ")[4:6]]
+        assert [price.split()[0] for price in prices] == [f"{float(x):.2f}" for x in measured]
 
 
 def test_a_mean_over_fewer_runs_than_the_row_says_so(results):

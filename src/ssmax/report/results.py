@@ -144,8 +144,12 @@ def _side_by_side(
 def _short_effect(one: Comparison | None) -> str:
     if one is None or one.verdict == "not measured":
         return "-"
-    # Over documents or trials it says nothing of other seeds.
-    return f"{one.interval(3)} {one.verdict}" + ", one seed" * one.basis.endswith("one seed")
+    return f"{one.interval(3)} {one.verdict}{_one_seed(one)}"
+
+
+def _one_seed(one: Comparison) -> str:
+    """Said where it is so: over documents or trials an interval knows nothing of other seeds."""
+    return ", one seed" * one.basis.endswith("one seed")
 
 
 def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
@@ -163,7 +167,9 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
     rows = []
     for variant, findings in _varied(results, base).items():
         told = {one.text: one for one in findings.comparisons}
-        rows.append([variant, *(effect(told[text]) if text in told else "-" for text in VARIED)])
+        found = [told.get(text) for text in VARIED]
+        cells = (effect(one) + _one_seed(one) if one is not None else "-" for one in found)
+        rows.append([variant, *cells])
     header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
     return markdown(header, rows) if rows else "Not measured yet."
 

@@ -176,7 +176,7 @@ def test_what_raising_theta_costs_is_told_run_by_run(results):
     made = dataclasses.replace(one, position_losses=after, same_theta_losses=before)
     _, _, row = raised({"2026-11-15_quick": made}).splitlines()
     # (b) was not measured with theta unchanged.
-    assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - |")
+    assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - | - |")
 
 
 def test_the_bases_of_theta_to_choose_from_are_as_measured(results):

@@ -175,18 +175,20 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
 
 
 def reach(results: Mapping[str, Findings]) -> str:
-    """How far rotary positions carry, and where the loss breaks; of heads that see all keys."""
+    """How far rotary positions carry, and where the loss breaks; of heads that turn as a whole."""
 
     def places(findings: Findings, rule: str) -> str:
-        losses = findings.position_losses.get(rule, {})
-        return _range([breaks_at(one.mean, findings.train_length) for one in losses.values()])
+        losses = [one.mean for one in findings.position_losses.get(rule, {}).values()]
+        found = [breaks_at(mean, findings.train_length) for mean in losses]
+        return _range(found, end=len(losses[0])) if losses else "-"
 
     whole = {
         name: findings
         for name, findings in results.items()
-        if findings.study["pretraining"]["model"]["window"] is None
+        if (model := findings.study["pretraining"]["model"])["rotary_width"] is None
+        and model["window"] is None
     }
-    return _by_study(whole, "breaks at", places)
+    return _by_study(whole, "breaks at", places, ("a", "b", "c", "temperature"))
 
 
 def raised(results: Mapping[str, Findings]) -> str:
@@ -199,32 +201,34 @@ def raised(results: Mapping[str, Findings]) -> str:
         both = [(before[run].mean[part], after[run].mean[part]) for run in after if run in before]
         return cell([float(np.mean(np.subtract(new, old))) for old, new in both], sign="+")
 
-    return _by_study(results, "pays", costs)
+    return _by_study(results, "pays", costs, ("a", "b", "c", "e", "temperature"))
 
 
 def _by_study(
-    results: Mapping[str, Findings], what: str, told: Callable[[Findings, str], str]
+    results: Mapping[str, Findings],
+    what: str,
+    told: Callable[[Findings, str], str],
+    configurations: Sequence[str],
 ) -> str:
-    """Of every study with rotary positions, something of the rules that tell most."""
+    """Something of these configurations in every study with rotary positions."""
     rows = []
-    for name, findings in sorted(results.items(), key=_largest_first):
+    for study, findings in sorted(results.items(), key=_largest_first):
         if findings.carries_to is None or not _is_committed(findings):
             continue
         model = findings.study["pretraining"]["model"]
         theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"
         length, until = f"{findings.train_length:,}", f"{findings.carries_to:,.0f}"
-        cells = [told(findings, rule) for rule in ("a", "b", "c", "temperature")]
-        rows.append([_short_name(name), length, theta, until, *cells])
-    header = ["study", "training length", "theta", "carries to", f"(a) {what}", "(b)", "(c)"]
-    return markdown([*header, "control"], rows)
+        cells = [told(findings, name) for name in configurations]
+        rows.append([_short_name(study), length, theta, until, *cells])
+    first, *others = ("control" if name == "temperature" else f"({name})" for name in configurations)
+    header = ["study", "training length", "theta", "carries to", f"{first} {what}", *others]
+    return markdown(header, rows)
 
 
-def _range(places: Sequence[int | None]) -> str:
-    if not places:
-        return "-"
+def _range(places: Sequence[int | None], *, end: int) -> str:
     known = [place for place in places if place is not None]
     if len(known) < len(places):
-        return "not everywhere" if known else "nowhere"
+        return "not everywhere" if known else f"not to {end:,}"
     low, high = min(known), max(known)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

@@ -220,7 +220,8 @@ def _by_study(
         length, until = f"{findings.train_length:,}", f"{findings.carries_to:,.0f}"
         cells = [told(findings, name) for name in configurations]
         rows.append([_short_name(study), length, theta, until, *cells])
-    first, *others = ("control" if name == "temperature" else f"({name})" for name in configurations)
+    names = {"temperature": "control"}
+    first, *others = (names.get(name, f"({name})") for name in configurations)
     header = ["study", "training length", "theta", "carries to", f"{first} {what}", *others]
     return markdown(header, rows)
 

@@ -28,7 +28,7 @@ from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import unchecked_ssmax_factor
 
 ATTRIBUTE = "ssmax"
-OLDEST, NEWEST = (5, 1), (5, 22)
+OLDEST, NEWEST = (5, 1), (5, 23)
 """The first Transformers whose models all ask in one place, and the last that was tested."""
 
 SHARED_ELEMENTS = 1 << 22

@@ -120,7 +120,8 @@ def open_tokens(source: str, vocabulary: Vocabulary) -> list[TokenPart]:
     paths = [path for path in found if _kind(path) in (".bin", ".npy") and not _is_offsets(path)]
     if not paths:
         raise ValueError(f"{path} holds no tokens; what is read: .bin and .npy, also .gz or .xz")
-    for empty in (path for path in paths if not path.stat().st_size):
+    empty = next((path for path in paths if not path.stat().st_size), None)
+    if empty is not None:
         raise ValueError(
             f"{empty} has 0 bytes, as a file has that is still being written or was cut off; "
             "write it again, or take it away"

@@ -144,7 +144,10 @@ class ConvertedModel:
         if config.only_ssmax:
             ssmax.hf.freeze_all_but_ssmax(self.model)
         if config.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            enable = getattr(self.model, "activation_checkpointing_enable", None)
+            if enable is None:  # its name before Transformers 5.23, which warns of it
+                enable = self.model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
         return self.model.train()
 
     def spread(self, model: Any, config: RunConfig, world: World) -> nn.Module:

@@ -77,6 +77,22 @@ PATCHES = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots3_note_audio_encoder": {
+        "num_key_value_heads": 4, "adapter_input_size": 32, "adapter_out_dim": 32,
+        "downsample_hidden_size": 4, "conv_output_size": 64,
+    },
+    "dots3_note_text": {
+        "per_layer_config": {
+            "1": {
+                "num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 16,
+                "kv_lora_rank": 16, "head_dim": 16, "qk_nope_head_dim": 12, "v_head_dim": 8,
+                "qk_rope_head_dim": 4,
+            }
+        },
+        "index_topk": 4, "index_n_heads": 2, "index_head_dim": 8,
+        "shared_experts_intermediate_size": 16,
+    },
+    "dots3_note_vision_encoder": {"adapter_in_dim": 32, "adapter_out_dim": 32},
     "emu3": {"vocabulary_map": {"<image>": 4}},
     "esm": {"vocab_size": 64, "mask_token_id": 3, "pad_token_id": 0},
     "esmc": {"num_key_value_heads": 4},

@@ -84,8 +84,8 @@ def test_the_verdicts_are_those_of_the_claims_on_the_records(results):
             else:
                 assert measured(one) == pytest.approx(measured(other), rel=1e-9, abs=1e-12)
         # A variant, or a study of which pieces are still to come, need not have all that the
-        # headlines are of.
-        expected = HEADLINES if findings.tables else VARIED
+        # headlines are of; one whose time ended before its needles has no numbers found.
+        expected = HEADLINES if findings.tables else VARIED if findings.trials else VARIED[:1]
         assert {one.text for one in stored} >= set(expected), name
 
 
@@ -106,7 +106,7 @@ def test_a_number_that_is_changed_by_hand_is_noticed(results):
 
 
 def test_what_no_commit_holds_makes_no_headline(results):
-    findings = next(iter(results.values()))
+    findings = results["2026-11-15_quick"]
     _, here = findings.provenances[0]
 
     def titled(commit):
@@ -118,7 +118,7 @@ def test_what_no_commit_holds_makes_no_headline(results):
 
 def test_the_first_values_of_p_n_can_be_left_out(results):
     bent = [1.0, 3.0, 2.5, *(0.1 * np.log(np.arange(4, 129)))]
-    one = next(iter(results.values()))
+    one = results["2026-11-15_quick"]
     header, _, *rows = probe(dataclasses.replace(one, tables={0: bent})).splitlines()
     assert "log n" in header
     from_2, from_8, from_32 = (row.strip("| ").split(" | ") for row in rows)

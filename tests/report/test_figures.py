@@ -191,7 +191,18 @@ def test_variants_stand_below_each_other_and_their_configurations_apart():
     }  # fmt: skip
     assert dots[black, 0][1] < dots[orange, 0][1]
     assert loss.get_lines()[0].get_xdata().tolist() == [3.0, 4.0]
-    assert [text.get_text() for text in found.get_legend().get_texts()] == ["(b) SSMax"]
+    # One legend serves all panels.
+    names = [text.get_text() for text in found.get_legend().get_texts()]
+    assert names == ["(a) softmax", "(b) SSMax"] and loss.get_legend() is None
+
+
+def test_a_variant_that_is_far_off_is_written_and_presses_no_other_together():
+    near = {f"variant {number}": {"a": [4.0 + 0.05 * number]} for number in range(9)}
+    axis = figures.variants({"loss": near | {"no-rotary": {"a": [7.0, 8.0], "b": [17.9]}}}).axes[0]
+    assert [text.get_text()[:-2] for text in axis.texts] == ["7.5", "17.9"]
+    assert axis.get_xlim()[1] < 5
+    dots = [line for line in axis.get_lines() if len(line.get_xdata()) == 1]
+    assert len(dots) == 9
 
 
 def test_the_logarithm_is_told_from_its_rivals():

@@ -243,25 +243,47 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
     """Ours: every configuration under every variant of a study, a panel for each measure.
 
     By panel, variant and configuration: a value for each run. A dot is their mean, its line goes
-    from the least to the largest.
+    from the least to the largest. A mean far above all others is written at the edge, so that it
+    does not press them together.
     """
     rows = max(len(varied) for varied in panels.values())
     figure, axes = new_figure(4.8 * len(panels), 1.2 + 0.8 * rows, columns=len(panels))
     for axis, (title, varied) in zip(np.ravel(axes), panels.items(), strict=True):
-        names = [name for name in LOOKS if any(name in found for found in varied.values())]
-        for place, name in enumerate(names):
-            style = look(name)
-            for row, values in enumerate(found.get(name, ()) for found in varied.values()):
-                if values:
-                    height = row + 0.8 * ((place + 0.5) / len(names) - 0.5)
-                    axis.plot((min(values), max(values)), (height, height), color=style.colour)
-                    axis.plot(np.mean(values), height, "o", color=style.colour, markersize=4)
-            axis.plot([], [], "o-", color=style.colour, markersize=4, label=style.label)
+        far = _far([np.mean(values) for found in varied.values() for values in found.values()])
+        for row, found in enumerate(varied.values()):
+            names = [name for name in LOOKS if found.get(name)]
+            for place, name in enumerate(names):
+                height = row + 0.8 * ((place + 0.5) / len(names) - 0.5)
+                _mean_and_range(axis, found[name], height, look(name).colour, far=far)
         axis.set_yticks(range(len(varied)), list(varied))
         axis.invert_yaxis()
         axis.set_xlabel(title)
-    np.ravel(axes)[-1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    last = np.ravel(axes)[-1]
+    drawn = {name for varied in panels.values() for found in varied.values() for name in found}
+    for style in (look(name) for name in LOOKS if name in drawn):
+        last.plot([], [], "o-", color=style.colour, markersize=4, label=style.label)
+    last.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
+
+
+def _mean_and_range(
+    axis: Any, values: Sequence[float], height: float, colour: str, *, far: float
+) -> None:
+    mean = np.mean(values)
+    if mean > far:
+        words, edge = f"{mean:.1f} \N{RIGHTWARDS ARROW}", axis.get_yaxis_transform()
+        axis.text(
+            1, height, words, transform=edge, color=colour, fontsize=8, ha="right", va="center"
+        )
+    else:
+        axis.plot((min(values), max(values)), (height, height), color=colour)
+        axis.plot(mean, height, "o", color=colour, markersize=4)
+
+
+def _far(means: Sequence[np.floating]) -> float:
+    """Above it a mean has left the others: ten times the width of their middle half."""
+    low, high = np.quantile(means, (0.25, 0.75)) if means else (0.0, 0.0)
+    return float(high + 10 * (high - low)) if high > low else math.inf
 
 
 def _label(name: str, labels: Labels) -> str:

@@ -93,7 +93,8 @@ def written(text: str, made: Mapping[str, str]) -> str:
 def shown_figures(text: str) -> dict[str, str]:
     """Of every picture of a study that a document shows, its name and the figure in results/."""
     pictures = re.findall(r"\(pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
-    return {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
+    shown = {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
+    return shown | {name: name for name in re.findall(r"\(pictures/(variants-of-\w+\.svg)\)", text)}
 
 
 def headlines(results: Mapping[str, Findings]) -> str:
@@ -251,8 +252,9 @@ def _varied(results: Mapping[str, Findings], base: str) -> dict[str, Findings]:
     for _, findings in sorted(results.items()):
         preset, _, variant = findings.study["preset"].partition(":")
         if preset == base and _is_committed(findings):
-            found[variant or "as it is"] = findings
-    return found if set(found) - {"as it is"} else {}
+            found[variant] = findings
+    names = sorted(found)
+    return {name or "as it is": found[name] for name in names} if any(names) else {}
 
 
 def computed(results: Mapping[str, Findings]) -> str:

@@ -69,7 +69,7 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     _, jobs = read_study(folder)
     assert share_done(tiny, folder, jobs["finetune-b-0"]) == 0.5  # of its two steps
     dry = reproduce(tiny, folder, configurations=["b"], seeds=1, dry_run=True)
-    assert "about 0:48 for 1 jobs" in capfd.readouterr().out and not dry.is_whole
+    assert "about 0:48 for 1 job, " in capfd.readouterr().out and not dry.is_whole
     (folder / "done" / "needed").rename(folder / "done" / "finetune-b-0.json")
     dry = reproduce(tiny, folder, configurations=["b"], seeds=2, dry_run=True)
     assert not dry.is_whole

@@ -335,17 +335,21 @@ def _say_plan(
             open_ = sum(job in left for job in these)
             runs = ", ".join(job.run for job in these if job.configuration)
             each = f", {clock(study.seconds[kind])} each"
-            print(
-                f"  {words:28} {len(these):3} jobs, {open_} left{each}{'  ' + runs if runs else ''}"
-            )
+            count = _counted(len(these), "job")
+            print(f"  {words:28} {count:>8}, {open_} left{each}{'  ' + runs if runs else ''}")
     if left:
         _say_texts(study, origin)
         side = f", {workers} side by side" if workers > 1 else ""
         print(
-            f"about {clock(seconds)} for {len(left)} jobs{side}, measured on {study.measured_on}; "
-            "stopped, the same command goes on"
+            f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
+            f"{study.measured_on}; stopped, the same command goes on"
         )
         if minutes is not None:
-            print(f"{math.ceil(seconds / 60 / minutes)} commands of {minutes:g} minutes")
+            commands = _counted(math.ceil(seconds / 60 / minutes), "command")
+            print(f"{commands} of {minutes:g} minutes")
     else:
         print("all of it is done; the page is drawn again")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,6 +1,8 @@
 """The factors: where the log is taken, in which dtype, and what each rule says."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,3 +98,26 @@ def test_polylog_is_finite_at_one_key_for_any_gamma(gamma):
     factor.sum().backward()
     assert factor[0, 0] == 1.0
     assert beta.grad.isfinite().all() and gamma.grad.isfinite().all()
+
+
+FIRST_LOG = """
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.log.default:
+            print(args[0].device, args[0].dtype, args[0].numel())
+        return function(*args, **(kwargs or {}))
+
+
+with Watched():
+    import ssmax.ops.scale
+"""
+
+
+def test_no_two_threads_take_the_first_log_of_a_process():
+    """They may be given kernels of unlike accuracy; the reason stands where the log is taken."""
+    done = subprocess.run([sys.executable, "-c", FIRST_LOG], capture_output=True, check=True)
+    assert done.stdout.decode().split() == ["cpu", "torch.float32", "1"]

@@ -21,6 +21,11 @@ from ssmax.ops.visible import values_are_readable
 
 Number = float | Tensor
 
+# The first log, cosine or root of a process must not be taken by two threads at once: MKL 2024.2,
+# which CPU builds of torch bring along, may then give one of them a kernel of half the digits
+# (pytorch/pytorch#188792). One element is one thread's, and settles it for all functions.
+torch.ones(1, dtype=torch.float32, device="cpu").log()
+
 
 def initial_s(length: int) -> float:
     """L / log(L!): the s for which s log n is 1 on average over n = 1..L."""

@@ -56,6 +56,18 @@ def test_attention_rows_are_those_of_eager_code(model, narrow):
         assert error <= 4 * budget + 1e-6
 
 
+def test_attention_rows_are_chosen_as_those_of_a_list(model):
+    tokens, subject = tokens_of(2, 9), CausalSubject(model)
+    for ours, last in zip(
+        subject.attention_rows(tokens, [-1, torch.tensor(8)]),
+        subject.attention_rows(tokens, [8]),
+        strict=True,
+    ):
+        assert torch.equal(ours, last.expand_as(ours))
+    with pytest.raises(IndexError):
+        next(subject.attention_rows(tokens, [9]))
+
+
 def test_generation_is_greedy_for_every_prompt_as_alone(model, narrow):
     prompts = [tokens_of(1, length, seed=length)[0].tolist() for length in (3, 12, 20)]
     subject = CausalSubject(model)

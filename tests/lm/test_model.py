@@ -3,6 +3,7 @@
 import copy
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -76,6 +77,15 @@ def test_another_rule_keeps_every_other_weight(rule):
             assert torch.equal(parameter, shared[name])
             assert parameter.data_ptr() != shared[name].data_ptr()
     assert set(shared) <= {name for name, _ in other.named_parameters()}
+
+
+def test_a_probe_replaced_by_a_probe_starts_anew():
+    model = make(rule="probe")
+    torch.nn.init.constant_(model.table.p, 3.0)
+    torch.nn.init.constant_(model.blocks[0].attention.ssmax.scale, 5.0)
+    fresh = model.with_rule("probe")
+    assert (fresh.table.p == 1.0).all() and (fresh.blocks[0].attention.ssmax.scale == 1.0).all()
+    assert torch.equal(fresh.head.weight, model.head.weight)
 
 
 def test_the_default_is_table_1():
@@ -184,7 +194,15 @@ def test_streaming_gives_each_step_and_stops_at_stop_tokens():
     assert cut[0] == whole[0][: whole[0].index(stop)]
     expected = whole[1][: whole[1].index(stop)] if stop in whole[1] else whole[1]
     assert cut[1] == expected
+    assert model.generate([[3, 4], [7]], 12, stop_tokens=torch.tensor([stop])) == cut
     assert model.generate([[3]], 0) == [[]]
+
+
+def test_tokens_may_be_integers_of_any_width():
+    model, tokens_BT = make(), tokens()
+    assert torch.equal(model.losses(tokens_BT.int()), model.losses(tokens_BT))
+    rows = tokens_BT.numpy().astype(np.uint16)
+    assert model.generate(list(rows), 3) == model.generate(tokens_BT, 3)
 
 
 def test_sampling_is_seeded_and_stays_within_the_likeliest():
@@ -386,6 +404,10 @@ def test_importing_the_model_imports_no_transformers():
 
 
 BAD = {
+    "padding": (
+        lambda: make()(tokens(2, 3), key_padding_mask=torch.ones(3, 3, dtype=torch.bool)),
+        "key_padding_mask must have a row for each of the 2 rows of the batch, got 3",
+    ),
     "no layers": (lambda: LMConfig(num_layers=0), "num_layers must be at least 1"),
     "unknown rule": (lambda: LMConfig(rule="ssmx"), "rule must be one of softmax"),
     "heads that do not divide": (lambda: LMConfig(width=770), "width must be a multiple"),

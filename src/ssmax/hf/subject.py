@@ -127,6 +127,8 @@ class CausalSubject:
         others in between, by what the model runs with.
         """
         begun_BT, added = self._begun(tokens_BT)
+        # As a list takes them: counted from the end where negative, an IndexError past it.
+        rows = [range(tokens_BT.shape[1])[row] for row in rows]
         wanted = sorted({row + added for row in rows})
         found: dict[int, list[Tensor]] = {}
         cache = None

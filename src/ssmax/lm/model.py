@@ -115,7 +115,8 @@ class LM(nn.Module):
             copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
         shared = dict(self.named_parameters())
         for name, parameter in copy.named_parameters():
-            if name in shared and ".ssmax." not in name:
+            is_the_rules = ".ssmax." in name or name.startswith("table.")
+            if name in shared and not is_the_rules:
                 parameter.data = shared[name].clone()
         copy.theta, copy.residual_dtype = self.theta, self.residual_dtype
         return copy.train(self.training)
@@ -172,7 +173,7 @@ class LM(nn.Module):
         """-log p of every token given those before it, (B, T - 1), without the logits."""
         hidden_BTC = self.hidden(tokens_BT[:, :-1])
         return linear_cross_entropy(
-            hidden_BTC, self.head.weight, tokens_BT[:, 1:], reduction="none"
+            hidden_BTC, self.head.weight, tokens_BT[:, 1:].long(), reduction="none"
         ).float()
 
     def attention_rows(
@@ -239,7 +240,8 @@ class LM(nn.Module):
         device = self.embedding.weight.device
         tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
         kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
-        stop = frozenset(stop_tokens)
+        # A tensor's elements are told apart by what they are, not by what they hold.
+        stop = frozenset(map(int, stop_tokens))
         return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
 
     def _decode(
@@ -290,6 +292,7 @@ class LM(nn.Module):
                 cu_seqlens=cu_seqlens,
                 max_seqlen=max_seqlen,
                 key_padding_mask=key_padding_mask,
+                batch=tokens_BT.shape[0],
                 device=tokens_BT.device,
             )
             for window in dict.fromkeys(windows)

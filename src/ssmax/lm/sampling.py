@@ -68,6 +68,8 @@ def left_padded(
             )
         if row.is_floating_point() or row.dtype == torch.bool:
             raise ValueError(f"tokens must be integers; prompt {number} holds {row.dtype}")
+        # Tokens on disk are uint16, of which torch knows no least.
+        row = rows[number] = row.long()
         if not (int(row.min()) >= 0 and int(row.max()) < vocab_size):
             raise ValueError(
                 f"tokens must lie in 0..{vocab_size - 1}; prompt {number} holds "
@@ -77,7 +79,7 @@ def left_padded(
     tokens_BT = torch.stack([torch.nn.functional.pad(r, (longest - r.numel(), 0)) for r in rows])
     pads_B1 = torch.tensor([[longest - row.numel()] for row in rows])
     keep_BT = torch.arange(longest) >= pads_B1
-    return tokens_BT.to(device, torch.int64), keep_BT.to(device)
+    return tokens_BT.to(device), keep_BT.to(device)
 
 
 def cache_dtype(weight: Tensor) -> torch.dtype:

@@ -19,6 +19,11 @@ from ssmax.ops.loss import linear_cross_entropy
 from ssmax.ops.visible import Visibility, visibility
 
 
+def is_of_the_rule(name: str) -> bool:
+    """Whether a parameter goes with the rule: what its layers learn, or the probe's table."""
+    return ".ssmax." in name or name.startswith("table.")
+
+
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x))."""
 
@@ -115,8 +120,7 @@ class LM(nn.Module):
             copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
         shared = dict(self.named_parameters())
         for name, parameter in copy.named_parameters():
-            is_the_rules = ".ssmax." in name or name.startswith("table.")
-            if name in shared and not is_the_rules:
+            if name in shared and not is_of_the_rule(name):
                 parameter.data = shared[name].clone()
         copy.theta, copy.residual_dtype = self.theta, self.residual_dtype
         return copy.train(self.training)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
 from ssmax.lm import LMConfig
+from ssmax.lm.model import is_of_the_rule
 from ssmax.records import JOURNAL, Provenance, read_journal
 from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
@@ -362,7 +363,7 @@ class _Phase:
         learnt = {
             name: whole(parameter.detach()).tolist()
             for name, parameter in self.model.named_parameters()
-            if ".ssmax." in name or name.startswith("table.")
+            if is_of_the_rule(name)
         }
         if not learnt:
             return
@@ -417,7 +418,8 @@ class _Phase:
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
-                if not (".ssmax." in name or ".table." in name)
+                # Behind "model." or "optimizer.".
+                if not is_of_the_rule(name.partition(".")[2])
             }
             self.job.watch.say(f"step {state.step}: {state.rule} -> {self.rule}")
         checkpoint.load_tensors(found, tensors, self.job.world)

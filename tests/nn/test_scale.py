@@ -13,13 +13,14 @@ from ssmax.nn import RULES, ProbeTable, Rule, SSMaxScale
 from ssmax.ops import scale as rules
 
 NAMES = {
-    "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "probe", "entropy_invariant",
-    "qwen_logn", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
+    "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "ssmax_held", "probe",
+    "entropy_invariant", "qwen_logn", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
 }  # fmt: skip
 LEARNT = {
     "temperature": {"scale"},
     "ssmax": {"scale"},
     "ssmax_bias": {"scale", "bias"},
+    "ssmax_held": {"scale"},
     "probe": {"scale", "bias", "table.p"},
     "sqrt_log": {"scale"},
     "polylog": {"beta", "gamma"},
@@ -61,7 +62,7 @@ def test_every_parameter_gets_a_gradient(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", ["ssmax", "ssmax_bias", "temperature", "probe", "sqrt_log", "polylog"]
+    "rule", ["ssmax", "ssmax_bias", "ssmax_held", "temperature", "probe", "sqrt_log", "polylog"]
 )
 def test_training_starts_where_softmax_is_on_average(rule):
     assert SSMaxScale(2, rule, train_length=64)(N).mean().item() == pytest.approx(1.0, abs=1e-5)
@@ -78,6 +79,12 @@ def test_test_time_rules_are_softmax_within_their_length_and_sharper_beyond():
     for module, last in rules_and_last.items():
         assert (module(torch.arange(1, last + 1)) == 1).all(), module
         assert (module(torch.arange(last + 1, last + 9)) > 1).all(), module
+
+
+def test_held_ssmax_is_ssmax_to_the_training_length_and_a_constant_beyond():
+    held, free = (SSMaxScale(2, rule, train_length=64) for rule in ("ssmax_held", "ssmax"))
+    assert torch.equal(held(N), free(N))
+    assert torch.equal(held(N + 64), free(N[-1:]).expand(2, 64))
 
 
 @pytest.mark.parametrize("rule", sorted(NAMES))

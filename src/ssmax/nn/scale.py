@@ -63,6 +63,11 @@ RULES: dict[str, Rule] = {
         {"scale": rules.initial_s, "bias": _zero},
         needs_length=True,
     ),
+    "ssmax_held": Rule(
+        lambda m, n: rules.held_ssmax_factor(n, m.scale, m.length),
+        {"scale": rules.initial_s},
+        needs_length=True,
+    ),
     "probe": Rule(
         lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.probe_table(n)),
         {"scale": _one, "bias": _zero},

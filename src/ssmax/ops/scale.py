@@ -73,6 +73,14 @@ def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | Non
     return s * n.log() + b
 
 
+def held_ssmax_factor(num_keys: int | Tensor, s: Number, train_length: int) -> Tensor:
+    """s log min(n, L): SSMax up to the training length, a constant beyond."""
+    is_tensor = isinstance(num_keys, Tensor)
+    return ssmax_factor(
+        num_keys.clamp_max(train_length) if is_tensor else min(num_keys, train_length), s
+    )
+
+
 def softmax_factor(num_keys: int | Tensor) -> Tensor:
     """1: plain softmax."""
     (n,) = _per_head(num_keys)

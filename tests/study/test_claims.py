@@ -138,6 +138,15 @@ def test_rules_put_in_after_training_are_compared_where_they_were_measured():
     assert "(a) loses less under qwen_logn" in after[0].text
 
 
+def test_n_held_is_compared_with_what_it_was_held_in():
+    found = findings()
+    found.position_losses["b_held"] = found.position_losses["f"]
+    held = [one for one in judge(found, HERE) if "with n held" in one.text]
+    assert [(one.claim, one.is_ours, one.verdict) for one in held] == [("C5", True, "supported")]
+    assert held[0].text.startswith("beyond the training length (b) loses less than")
+    assert held[0].effect == pytest.approx(-0.9)
+
+
 @pytest.mark.parametrize(
     ("seeds", "basis"),
     [(1, "12 documents, one seed"), (2, "the hull of 2 seeds"), (3, "3 seeds")],

@@ -73,6 +73,22 @@ def test_a_models_own_rule_keeps_what_it_has_learnt(trained, tmp_path):
     assert other.run == "run+softmax" and other.model == plain.model
 
 
+def test_another_rule_has_the_s_that_is_asked_for(trained, tmp_path):
+    run = trained(6)
+
+    def scales(**options):
+        measured = measurement(run, tmp_path, **options)
+        return measured.run, [
+            x for block in measured.subject.blocks for x in block.attention.ssmax.scale.tolist()
+        ]
+
+    name, learnt = scales()
+    assert len(set(learnt)) == len(learnt)
+    assert scales(rule="ssmax_held", s="kept") == (f"{name}+ssmax_held", learnt)
+    assert scales(rule="temperature", s=1.25) == (f"{name}+temperature=1.25", [1.25] * len(learnt))
+    assert set(scales(rule="temperature")[1]) == {1.0}
+
+
 def test_a_folder_that_cannot_be_made_is_noticed_before_anything_is_measured(trained, tmp_path):
     (tmp_path / "results").write_text("a file")
     with pytest.raises(OSError, match="results"):

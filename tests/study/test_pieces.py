@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import random
 import re
 import shutil
@@ -18,7 +19,7 @@ from ssmax.report.findings import Replica, read_findings
 from ssmax.study import conductor
 from ssmax.study.pieces import gather
 from ssmax.study.plan import makespan, plan
-from ssmax.study.presets import FAMILY, VARIANTS, gpu, study_named
+from ssmax.study.presets import FAMILY, HELD, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
 
 
@@ -153,10 +154,41 @@ def test_the_small_study_has_three_seeds():
     assert min(study_named("small").seeds[name] for name in "abcdef") == 3
 
 
-def test_the_family_needs_no_training_of_its_own():
-    jobs = plan(gpu(), configurations=list(FAMILY), seeds=1)
-    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == {"a-0"}
-    assert {job.run for job in jobs if job.kind == "needle"} == {f"{name}-0" for name in FAMILY}
+@pytest.mark.parametrize(("names", "trained"), [(FAMILY, {"a-0"}), (HELD, {"b-0", "c-0"})])
+def test_what_replaces_a_rule_needs_no_training_of_its_own(names, trained):
+    jobs = plan(gpu(), configurations=list(names), seeds=1)
+    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == trained
+    assert {job.run for job in jobs if job.kind == "needle"} == {f"{name}-0" for name in names}
+
+
+def test_n_held_changes_nothing_within_the_training_length(tiny, tokens, tmp_path):
+    """Nor does it train anything; beyond, and under a constant everywhere, the loss is another."""
+    configurations = ["a", "b", "c", "constant", "b_held", "c_held"]
+    done = reproduce(
+        tiny, tmp_path / "study", configurations=configurations, seeds=1, figures=[5], data=tokens,
+        workers=2,
+    )  # fmt: skip
+    assert done.is_whole, done.failed
+    losses = {
+        name: next(iter(found.values()))
+        for name, found in read_findings(tmp_path / "study").position_losses.items()
+    }
+    assert list(losses) == configurations
+    length = tiny.train_length
+    for held, base in HELD.items():
+        assert losses[held].mean[:length] == losses[base].mean[:length]
+        assert losses[held].mean[length:] != losses[base].mean[length:]
+    # At n = 1 there is nothing to sharpen.
+    assert losses["constant"].mean[0] == losses["a"].mean[0]
+    assert losses["constant"].mean[1:length] != losses["a"].mean[1:length]
+    assert losses["constant"].run == f"a-0+temperature={tiny.test_constant:.4g}@{tiny.theta:g}"
+
+
+def test_the_constant_is_yarns_for_as_far_as_positions_carry():
+    """Theta x 50 carries the paper's model to 9,246 tokens, nine times its training length."""
+    assert gpu().test_constant == pytest.approx((0.1 * math.log(9246 / 1024) + 1) ** 2, rel=1e-4)
+    # Nothing turns: as far as anything is measured.
+    assert study_named("small:no-rotary").test_constant == (0.1 * math.log(20) + 1) ** 2
 
 
 @pytest.mark.parametrize(

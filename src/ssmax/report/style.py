@@ -34,6 +34,9 @@ LOOKS = {
     "qwen_logn": Look(label="(a), Qwen log-n after", colour="#B8860B", dash=":"),
     "llama4": Look(label="(a), Llama 4 after", colour="#708090", dash=":"),
     "yarn": Look(label="(a), YaRN temperature after", colour="#B22222", dash=":"),
+    "constant": Look(label="(a), a constant after", colour="#2F4F4F", dash=":"),
+    "b_held": Look(label="(b), n held after", colour="#FF8C69", dash=":"),
+    "c_held": Look(label="(c), n held after", colour="#C0A000", dash=":"),
 }
 
 

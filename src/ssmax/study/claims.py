@@ -23,7 +23,7 @@ from ssmax.report.figures import (
 )
 from ssmax.report.findings import ByReplica, Findings, Replica
 from ssmax.report.fits import fit_table
-from ssmax.study.presets import FAMILY
+from ssmax.study.presets import FAMILY, HELD
 from ssmax.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
 
 CONTROL = "temperature"
@@ -229,13 +229,19 @@ def _claim_5(findings: Findings) -> list[Result]:
     ]  # fmt: skip
     losses, unchanged = findings.position_losses, findings.same_theta_losses
     for name in (name for name in FAMILY if name in losses):
-        under = f"under {name}, put in after training"
+        under = f"under {'a ' * (name == 'constant')}{name}, put in after training"
         far += [
             Pair(name, "below", "a", f"beyond the training length (a) loses less {under}, than "
                  "under softmax", is_papers=False),
             Pair("b", "below", name, f"beyond the training length (b) loses less than (a) {under}",
                  is_papers=False),
         ]  # fmt: skip
+    held = "loses less than with n held at the training length"
+    far += [
+        Pair(base, "below", name, f"beyond the training length ({base}) {held}", is_papers=False)
+        for name, base in HELD.items()
+        if name in losses
+    ]
     return [
         *_judged("C5", far, items(losses, is_long=True), what="documents", unit="nats"),
         *_judged("C5", near, items(losses, is_long=False), what="documents", unit="nats"),

@@ -1,7 +1,7 @@
 """What a job does. Each leaves its result on disk, and goes on where it was stopped."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from ssmax.records import RUN_CONFIG
 from ssmax.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
 from ssmax.study.measurement import Measurement
 from ssmax.study.plan import Job
-from ssmax.study.presets import FAMILY, REPLACED, Study
+from ssmax.study.presets import NOT_TRAINED, REPLACED, Replacement, Study
 from ssmax.train import configured, finetune, joined_world, pretrain
 from ssmax.train.checkpoint import branch, drop_checkpoints
 from ssmax.train.loop import Outcome
@@ -99,16 +99,18 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     is_pretrained = job.kind == "loss"
-    # (e) is fine-tuned under its own rule; the family replaces softmax in the fine-tuned (a) too.
-    is_replaced = job.configuration in (REPLACED if is_pretrained else FAMILY)
-    name = f"a-{job.seed}" if is_replaced else job.run
+    # (e) is fine-tuned under its own rule; the others replace that of a fine-tuned model too.
+    is_replaced = job.configuration in (REPLACED if is_pretrained else NOT_TRAINED)
+    replacement = REPLACED[job.configuration] if is_replaced else None
+    name = f"{replacement.base}-{job.seed}" if replacement else job.run
 
     def measurement(theta: float) -> Measurement:
         return Measurement.of_run(
             folder / RUNS / (name if is_pretrained else f"{name}-qa"),
             data=data,
             theta=theta,
-            rule=REPLACED[job.configuration] if is_replaced else None,
+            rule=replacement.rule if replacement else None,
+            s=_s_of(study, replacement),
             results=folder / RESULTS / job.run,
             device=device,
         )
@@ -120,6 +122,12 @@ def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         _measure_loss(study, measurement(study.pretraining.model.theta), file=SAME_THETA_LOSS)
     else:
         _measure_needle(study, here, job.seed)
+
+
+def _s_of(study: Study, replacement: Replacement | None) -> float | Literal["kept"] | None:
+    if replacement is None or replacement.s == "first":
+        return None
+    return study.test_constant if replacement.s == "constant" else "kept"
 
 
 def _measure_loss(study: Study, here: Measurement, **where: str) -> None:

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from ssmax.eval import (
     measure_position_loss,
     measure_retrieval,
 )
+from ssmax.lm import LM
+from ssmax.nn import SSMaxScale
 from ssmax.records import (
     Fading,
     NeedleScore,
@@ -95,28 +97,36 @@ class Measurement:
         data: Path | None,
         theta: float | None,
         rule: str | None,
+        s: float | Literal["kept"] | None = None,
         results: Path,
         device: str | None,
     ) -> "Measurement":
-        """A run's model, under another rule or theta where one is given."""
+        """A run's model, under another rule or theta where one is given.
+
+        Under another rule s begins anew, unless it is given or to be kept.
+        """
         config = read_run_config(folder)
         here = device_of(device)
         model = load_run_model(folder)
         weights = weights_hash(model)
         # Its own rule stays with what it has learnt.
         rule = None if rule == model.config.rule else rule
-        model = (model if rule is None else model.with_rule(rule)).to(here).eval()
+        model = (model if rule is None else _under(model, rule, s)).to(here).eval()
         model.theta = model.theta if theta is None else theta
         measured = cls(
             model,
             load_run_tokenizer(folder),
             # What is measured is named by all that makes it what it is.
-            run=folder.name + (f"+{rule}" if rule else "") + (f"@{theta:g}" if theta else ""),
+            run=folder.name
+            + (f"+{rule}" if rule else "")
+            + (f"={s:.4g}" if isinstance(s, float) else "")
+            + (f"@{theta:g}" if theta else ""),
             identity={
                 "run": config.to_dict(),
                 "weights": weights,
                 "model": model.config.to_dict(),
                 "theta": model.theta,
+                **({} if s is None else {"s": s}),
             },
             data=text_to_measure(data or text_of_run(config), is_for_tests=data is not None),
             results=results,
@@ -293,6 +303,22 @@ class Measurement:
             mine = set(map(_measured, records))
             kept = [one for one in old if _measured(one) not in mine]
             write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+
+
+@torch.no_grad()
+def _under(model: LM, rule: str, s: float | Literal["kept"] | None) -> LM:
+    """A copy under another rule; where s is kept, a rule that learns none has 1."""
+    copy = model.with_rule(rule)
+    if s is not None:
+        for new, old in zip(_scales(copy), _scales(model), strict=True):
+            kept = getattr(old, "scale", torch.ones(()))
+            new.scale.copy_(kept if s == "kept" else torch.tensor(s))
+    return copy
+
+
+def _scales(model: LM) -> list[SSMaxScale]:
+    blocks: Any = model.blocks
+    return [block.attention.ssmax for block in blocks]
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -11,7 +11,14 @@ from ssmax._files import write_whole
 from ssmax.lm.config import nearest
 from ssmax.records import JOURNAL, RUN_CONFIG, read_journal
 from ssmax.report.findings import DONE, RUNS
-from ssmax.study.presets import CONFIGURATIONS, FAMILY, MEASURED, REPLACED, TRAINED, Study
+from ssmax.study.presets import (
+    CONFIGURATIONS,
+    MEASURED,
+    NOT_TRAINED,
+    REPLACED,
+    TRAINED,
+    Study,
+)
 from ssmax.train import configured
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
@@ -88,7 +95,7 @@ def plan(
         return job.name
 
     def needs(kind: Kind, name: str, seed: int) -> Iterable[str]:
-        base = "a" if name in REPLACED else name
+        base = REPLACED[name].base if name in REPLACED else name
         if kind == "pretrain":
             yield add("data")
             # (f) is (a) until its switch.
@@ -97,7 +104,7 @@ def plan(
         elif kind in ("finetune", "loss"):
             yield add("pretrain", base, seed)
         elif kind == "needle":
-            yield add("finetune", "a" if name in FAMILY else name, seed)
+            yield add("finetune", base if name in NOT_TRAINED else name, seed)
 
     rounds = range(max(count.values(), default=0))
     for number in rounds:
@@ -132,7 +139,7 @@ def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
         is_probes_turn = figures is None or 2 in figures
         is_others_turn = figures is None or 4 in figures
         return name in TRAINED and (is_probes_turn if name == "probe" else is_others_turn)
-    return name in MEASURED and not (kind == "finetune" and name in FAMILY)
+    return name in MEASURED and not (kind == "finetune" and name in NOT_TRAINED)
 
 
 def mark_done(folder: Path, job: Job, seconds: float) -> None:

@@ -1,23 +1,46 @@
 """Studies with a name: which configurations, how often, how long, and what is measured of them."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from ssmax.report.reach import carries_to
 from ssmax.train.config import TrainConfig
 from ssmax.train.recipes import DEFAULT_TEXT, PRETRAINING
 
-FAMILY = ("entropy_invariant", "qwen_logn", "llama4", "yarn")
-"""Rules that nothing is trained for: they take the place of softmax in (a), and in (a) fine-tuned,
-when these are measured."""
-REPLACED = {"e": "ssmax"} | {name: name for name in FAMILY}
-"""Configurations that are (a), its softmax replaced after pretraining, and by what."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Replacement:
+    """A trained configuration whose rule is replaced when it is measured; nothing is retrained."""
+
+    rule: str
+    base: str = "a"
+    s: Literal["first", "kept", "constant"] = "first"
+    """The rule's first value, what the base has (1 where it learns none), or `test_constant`."""
+
+
+FAMILY = ("entropy_invariant", "qwen_logn", "llama4", "yarn", "constant")
+"""What takes the place of softmax in (a), and in (a) fine-tuned, when these are measured: rules of
+n that others use, and their control, which knows nothing of n."""
+HELD = {"b_held": "b", "c_held": "c"}
+"""Configurations with n held at the training length when they are measured: is it the growth of
+their factor beyond it that helps?"""
+REPLACED = {
+    "e": Replacement(rule="ssmax"),
+    **{name: Replacement(rule=name) for name in FAMILY},
+    "constant": Replacement(rule="temperature", s="constant"),
+    **{name: Replacement(rule="ssmax_held", base=base, s="kept") for name, base in HELD.items()},
+}
+"""Configurations that are another, its rule replaced after pretraining."""
+NOT_TRAINED = (*FAMILY, *HELD)
+"""Those of which nothing at all is trained; (e) is fine-tuned under its own rule."""
 TRAINED = ("a", "b", "temperature", "c", "d", "f", "sqrt_log", "polylog", "probe")
 """Those that are pretrained."""
-MEASURED = ("a", "b", "c", "d", "e", "f", "temperature", "sqrt_log", "polylog", *FAMILY)
+MEASURED = ("a", "b", "c", "d", "e", "f", "temperature", "sqrt_log", "polylog", *NOT_TRAINED)
 """The paper's configurations, the control that has s but no log n, and the rest of the family."""
 CONFIGURATIONS = (*MEASURED, "probe")
-_NO_FAMILY = dict.fromkeys(("sqrt_log", "polylog", *FAMILY), 0)
+_NO_FAMILY = dict.fromkeys(("sqrt_log", "polylog", *NOT_TRAINED), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +106,23 @@ class Study:
     def train_length(self) -> int:
         """Of pretraining and fine-tuning alike."""
         return self.pretraining.model.train_length
+
+    @property
+    def test_constant(self) -> float:
+        """YaRN's temperature for positions stretched as far as the test's theta carries them.
+
+        (0.1 log stretch + 1)^2, one number for the whole context: nothing about it is our choice.
+        """
+        model = self.pretraining.model
+        carried = carries_to(
+            self.train_length,
+            pairs=model.rotary // 2,
+            theta=model.theta,
+            factor=self.theta_factor,
+        )
+        # Where nothing bounds positions, as far as anything is measured.
+        stretch = min(carried, self.loss_length) / self.train_length
+        return (0.1 * math.log(stretch) + 1.0) ** 2
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Study":
         """With other settings of pretraining, planned by the tokens that it then sees."""

@@ -92,7 +92,8 @@ def test_the_explorer_is_on_the_first_page(site):
 @pytest.mark.parametrize("name", pictures.CASES)
 def test_a_picture_is_what_is_computed(name):
     drawn = pictures.picture(pictures.CASES[name])
-    assert (pictures.FOLDER / f"{name}.svg").read_text() == drawn, "write it anew: make pictures"
+    there = (pictures.FOLDER / f"{name}.svg").read_text()
+    assert is_same_drawing(there, drawn), "write it anew: make pictures"
 
 
 def test_every_public_name_is_in_the_reference():
@@ -190,4 +191,22 @@ def test_the_page_on_speed_quotes_the_records():
     for name, draw in speed_page.DRAWN.items():
         assert f"](pictures/{name}.svg)" in text
         drawn = (speed_page.PICTURES / f"{name}.svg").read_text()
-        assert drawn == as_svg(draw()), "draw it anew: make speed"
+        assert is_same_drawing(drawn, as_svg(draw())), "draw it anew: make speed"
+
+
+def is_same_drawing(one, other):
+    """But for the last digits of places, which processors give otherwise, and names made of them."""
+    place = r"-?\d+\.\d+"
+
+    def shape(svg):
+        return re.sub(r"\b[mp][0-9a-f]{10}\b", "name", re.sub(place, "place", svg))
+
+    found, expected = (list(map(float, re.findall(place, svg))) for svg in (one, other))
+    return shape(one) == shape(other) and found == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_drawing_is_told_from_one_that_is_moved_or_has_other_words():
+    drawn = '<path d="M 1.5 2.000001" clip-path="url(#p0123456789)"/><text>b</text>'
+    assert is_same_drawing(drawn, drawn.replace("2.000001", "2.000002").replace("p01", "pab"))
+    assert not is_same_drawing(drawn, drawn.replace("1.5", "1.6"))
+    assert not is_same_drawing(drawn, drawn.replace(">b<", ">c<"))

@@ -195,7 +195,7 @@ def test_the_page_on_speed_quotes_the_records():
 
 
 def is_same_drawing(one, other):
-    """But for the last digits of places, which processors give otherwise, and names made of them."""
+    """But for the last digits of places, in which processors differ, and names made of them."""
     place = r"-?\d+\.\d+"
 
     def shape(svg):

@@ -17,7 +17,7 @@ from ssmax.data.preparation import prepare
 from ssmax.records import PositionLoss, read_jsonl
 from ssmax.report.findings import Replica, read_findings
 from ssmax.study import conductor
-from ssmax.study.pieces import gather
+from ssmax.study.pieces import gather, pack
 from ssmax.study.plan import makespan, plan
 from ssmax.study.presets import FAMILY, HELD, VARIANTS, gpu, study_named
 from ssmax.study.reproduction import report, reproduce
@@ -228,7 +228,7 @@ def test_pieces_of_another_text_or_of_one_name_do_not_fit(tiny, text, tokens, tm
         tiny, tmp_path / "three", tmp_path / "3.tar.xz", data=tokens, piece="p", first_seed=1
     )
     for wrong, message in (
-        (other, "was made with another data: the tokens are not those"),
+        (other, "was made with other tokens than the pieces that are there, data"),
         (namesake, r"both called piece 'p', and .*3.tar.xz lacks pretrain-a-0; name pieces"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -239,6 +239,12 @@ def test_pieces_of_another_text_or_of_one_name_do_not_fit(tiny, text, tokens, tm
     assert gather([one], tmp_path / "study") == ["p"]
     assert gather([more], tmp_path / "study") == ["p"]
     assert len(read_findings(tmp_path / "study").curves["a"]) == 2
+    # However it is spelled, it is there; and a copy that was cut off is no piece to keep.
+    there = tmp_path / "study" / "pieces" / "p.tar.xz"
+    assert gather([tmp_path / "one" / ".." / "study" / "pieces" / "p.tar.xz"], tmp_path / "study")
+    there.write_bytes(there.read_bytes()[:500])
+    assert gather([one], tmp_path / "study") == ["p"]
+    assert there.read_bytes() == one.read_bytes()
 
 
 def test_a_study_of_its_own_is_not_hidden_behind_pieces(tiny, tokens, tmp_path):
@@ -260,6 +266,55 @@ def test_a_folder_holds_one_text_whatever_its_path(tiny, text, tokens, tmp_path)
             validation_fraction=0.5)  # fmt: skip
     with pytest.raises(ValueError, match="was begun with other tokens in its data folder"):
         reproduce(tiny, tmp_path / "s", **asked)
+
+
+def test_questions_are_known_by_what_they_are_not_by_where(tiny, tokens, tmp_path):
+    asked = {"configurations": ["a"], "seeds": 1, "figures": [1], "data": tokens}
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "q.json").write_text("{}")
+        study = tiny.with_questions(f"{tmp_path / name / 'q.json'}+hidden:5")
+        assert reproduce(study, tmp_path / "s", **asked).is_whole
+    (tmp_path / "there" / "q.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"was begun with other questions than those in .*there"):
+        reproduce(study, tmp_path / "s", **asked)
+    with pytest.raises(ValueError, match="holds another study"):
+        reproduce(tiny.with_questions("hidden:5"), tmp_path / "s", **asked)
+
+
+@pytest.mark.parametrize(
+    ("questions", "digits"), [("hidden:7", 7), ("q.json+hidden:5", 5), ("q.json", 4)]
+)
+def test_numbers_are_as_long_in_the_test_as_those_that_were_taught(questions, digits):
+    assert study_named("small").with_questions(questions).digits == digits
+
+
+def test_a_study_goes_on_with_what_a_run_may_change(tiny, tokens, tmp_path):
+    asked = {"configurations": ["a"], "seeds": 1, "figures": [4], "data": tokens}
+    assert reproduce(tiny, tmp_path / "s", **asked).is_whole
+    how = tiny.with_settings({"run.on_nonfinite": "skip", "run.micro_batch": 1})
+    assert reproduce(how, tmp_path / "s", **asked).is_whole
+    for other in ({"run.steps": 13}, {"optim.lr": 0.5}):
+        with pytest.raises(ValueError, match="holds another study"):
+            reproduce(tiny.with_settings(other), tmp_path / "s", **asked)
+
+
+def test_packing_takes_out_paths_and_nothing_else(tiny, tmp_path):
+    """Text prepared right under the root has no folder to take out; JSON spells letters anew."""
+    folder = tmp_path / "J\u00f6rg" / "s"
+    (folder / "results" / "a-0").mkdir(parents=True)
+    values = {"study": tiny.to_dict(), "data": "/data", "commands": [f"ssmax --out {folder}/x"]}
+    (folder / "study.json").write_text(json.dumps(values))
+    line = json.dumps({"said": "http://x // y", "text": str(folder.parent / "tokens")}) + "\n"
+    (folder / "results" / "a-0" / "needle.jsonl").write_text(line)
+    pack(folder, tmp_path / "p.tar.xz")
+    with tarfile.open(tmp_path / "p.tar.xz") as packed:
+        study, said = (
+            json.loads(packed.extractfile(name).read())
+            for name in ("study.json", "results/a-0/needle.jsonl")
+        )
+    assert (study["data"], study["commands"]) == ("/data", ["ssmax --out x"])
+    assert said == {"said": "http://x // y", "text": "tokens"}
 
 
 def test_a_study_and_its_text_may_be_moved_together(tiny, tokens, tmp_path):

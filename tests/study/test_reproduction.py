@@ -168,6 +168,20 @@ def test_to_draw_again_changes_no_verdict_that_is_the_same(tiny, tmp_path, monke
     assert '"another"' in verdicts.read_text()
 
 
+def test_a_verdict_that_moves_is_new_and_last_digits_do_not_move_it(tiny, tmp_path, monkeypatch):
+    """Another processor adds up otherwise, in the sixteenth digit."""
+    reproduce(tiny, tmp_path / "s", figures=[1])
+    path = tmp_path / "s" / "verdicts.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[0]["effect"] = lines[0]["low"] = lines[0]["high"] = lines[0]["effect"] * (1 + 1e-14)
+    lines[1]["effect"] += 1e-6
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setenv("SSMAX_COMMIT", "another")
+    report(tmp_path / "s")
+    commits = [json.loads(line)["provenance"]["commit"] for line in path.read_text().splitlines()]
+    assert [commit == "another" for commit in commits] == [False, True, *[False] * (len(lines) - 2)]
+
+
 def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
     real = reproduction.worker_command
 

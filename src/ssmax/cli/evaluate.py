@@ -17,7 +17,7 @@ from ssmax.hf.adapter import check_base
 from ssmax.records import to_json_line
 from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax.study.measurement import Measurement
-from ssmax.train.finetuning import hidden_digits, question_sources
+from ssmax.train.finetuning import digits_taught
 from ssmax.train.watch import LiveLine
 
 
@@ -196,8 +196,7 @@ def digits_asked_for(here: Measurement, given: int | None, *, is_shown: bool) ->
     if given is not None:
         return given
     learnt = here.identity.get("run", {}).get("data", {}).get("questions", "")
-    known = [hidden_digits(source) for source in question_sources(learnt)]
-    digits = next((digits for digits in known if digits is not None), None)
+    digits = digits_taught(learnt)
     if is_shown:
         why = "" if digits is None else ", as the run was fine-tuned on"
         print(f"numbers of {digits or USUAL_DIGITS} digits{why}; --digits takes others")

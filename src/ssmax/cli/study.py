@@ -68,7 +68,7 @@ def reproduce_shown(
         for source in question_sources(questions):
             if is_path(source) and not Path(source).is_file():
                 raise ValueError(f"there is no file {source}")
-        study = dataclasses.replace(study, questions=with_full_paths(questions))
+        study = study.with_questions(with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ssmax._files import write_whole
+from ssmax._files import whole_file, write_whole
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
     ARCHIVE,
@@ -26,7 +26,13 @@ from ssmax.report.findings import (
     read_study_file,
     unpacked,
 )
+from ssmax.train.config import MAY_CHANGE, flat
+from ssmax.train.finetuning import is_path, question_sources
 
+QUESTIONS = "questions"
+"""Among the texts of a study, its files of questions."""
+_HOW = set(MAY_CHANGE) - {"run.steps"}
+"""Settings that change how a run is computed; how far it goes decides its numbers."""
 RECORDS = (
     STUDY,
     f"{DONE}/*.json",
@@ -105,8 +111,9 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
     (folder / PIECES).mkdir(parents=True, exist_ok=True)
     for name, archive in pieces.items():
         there = folder / PIECES / f"{name}{ARCHIVE}"
-        if archive != there:
-            shutil.copyfile(archive, there)
+        if not (there.exists() and there.samefile(archive)):
+            with whole_file(there) as copy, archive.open("rb") as original:
+                shutil.copyfileobj(original, copy)
     values.pop("piece", None)
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
     return sorted(pieces)
@@ -114,7 +121,12 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
 
 def _check_goes_on(old: Path, new: Path, name: str) -> None:
     """A piece takes the place of another of its name only where it has all that is in that one."""
-    before, after = _done(old), _done(new)
+    try:
+        before = _done(old)
+    except ValueError:
+        # A copy that was cut off: whatever is whole takes its place.
+        return
+    after = _done(new)
     for what, jobs in (
         ("lacks", before.keys() - after.keys()),
         (
@@ -142,13 +154,22 @@ def _done(archive: Path) -> dict[str, list[bytes]]:
 
 
 def identity(study: Mapping[str, Any]) -> str:
-    """What decides numbers; how many seeds there are and how long it takes does not."""
+    """What decides numbers; how many seeds there are and how long it takes does not.
+
+    Nor does what a run may change when it goes on, or where a file of questions lies.
+    """
     decides = {
         key: value
-        for key, value in study.items()
+        for key, value in json.loads(json.dumps(study)).items()
         if key not in ("seeds", "seconds", "measured_on", "workers_per_core", "trains_alone")
     }
-    return config_hash(json.loads(json.dumps(decides)))
+    for name in ("pretraining", "finetuning"):
+        settings = flat(decides[name]).items()
+        decides[name] = {key: value for key, value in settings if key not in _HOW}
+    decides["questions"] = [
+        "a file" if is_path(source) else source for source in question_sources(decides["questions"])
+    ]
+    return config_hash(decides)
 
 
 def _records(folder: Path) -> Iterator[Path]:
@@ -162,8 +183,10 @@ def _homes(folder: Path, archive: Path) -> list[str]:
     here = folder.resolve()
     parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
     # The commands name the folder and the archive.
-    parents |= {here.parent, archive.resolve().parent} - {Path("/")}
-    return [f"{home}/" for home in (here, *sorted(parents, key=str, reverse=True))]
+    parents |= {here.parent, archive.resolve().parent}
+    paths = [f"{home}/" for home in (here, *sorted(parents - {Path("/")}, key=str, reverse=True))]
+    # In JSON a letter beyond ASCII is spelled by its number.
+    return [spelled for path in paths for spelled in (path, json.dumps(path)[1:-1])]
 
 
 def _filled(values: dict[str, Any]) -> dict[str, Any]:
@@ -180,8 +203,8 @@ def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict
     for name, text in there.get("texts", {}).items():
         if piece.get("texts", {}).get(name, text) != text:
             raise ValueError(
-                f"{archive} was made with another {name}: the tokens are not those of the pieces "
-                "that are there; gather it into another folder"
+                f"{archive} was made with other {'questions' if name == QUESTIONS else 'tokens'} "
+                f"than the pieces that are there, {name}; gather it into another folder"
             )
     jobs = {json.dumps(job): job for job in [*there["jobs"], *piece["jobs"]]}
     commands = dict.fromkeys([*there["commands"], *piece["commands"]])

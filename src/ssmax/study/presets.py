@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ssmax.report.reach import carries_to
 from ssmax.train.config import TrainConfig
+from ssmax.train.finetuning import digits_taught
 from ssmax.train.recipes import DEFAULT_TEXT, PRETRAINING
 
 
@@ -133,6 +134,11 @@ class Study:
         )
         seconds = {**self.seconds, "pretrain": self.seconds["pretrain"] * tokens / before}
         return dataclasses.replace(self, pretraining=changed, seconds=seconds)
+
+    def with_questions(self, questions: str) -> "Study":
+        """With other questions; numbers are as long in the test as those that were hidden there."""
+        digits = digits_taught(questions) or self.digits
+        return dataclasses.replace(self, questions=questions, digits=digits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""

@@ -1,6 +1,7 @@
 """The paper on this machine: plan, do what is left, judge, draw. `ssmax reproduce` is this."""
 
 import dataclasses
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,11 @@ from ssmax.report.draw import draw
 from ssmax.report.findings import PIECES, STUDY, VERDICTS, read_findings, read_study_file
 from ssmax.study.claims import judge
 from ssmax.study.conductor import Conductor, StoppedBy, seconds_to_use, worker_command
-from ssmax.study.pieces import check_archive, check_piece, identity, pack
+from ssmax.study.pieces import QUESTIONS, check_archive, check_piece, identity, pack
 from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
+from ssmax.train.finetuning import is_path, question_sources
 from ssmax.train.recipes import refuse_cpu
 from ssmax.train.watch import clock
 from ssmax.train.world import device_of
@@ -92,7 +94,7 @@ def reproduce(
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
-        _texts(origin)
+        _texts(origin, study.questions)
     if not jobs and (figures is None or not COMPUTED.issuperset(figures)):
         raise ValueError(
             "there is nothing to do: these configurations have no part in what was asked for; "
@@ -162,13 +164,28 @@ def report(folder: Path) -> tuple[list[Comparison], Path]:
     """Judge and draw what a study's folder holds."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
-    judged = judge(findings, provenance)
-    before = [dataclasses.replace(one, provenance=provenance) for one in findings.comparisons]
+    before = {(one.claim, one.text): one for one in findings.comparisons}
     # What comes out as it was keeps the commit and the date that it first came out at.
-    if before != judged:
+    judged = [
+        old if (old := before.get((new.claim, new.text))) and _is_as_before(old, new) else new
+        for new in judge(findings, provenance)
+    ]
+    if judged != findings.comparisons:
         write_whole(folder / VERDICTS, "".join(map(to_json_line, judged)))
         findings.comparisons = judged
     return findings.comparisons, draw(findings, folder)
+
+
+def _is_as_before(old: Comparison, new: Comparison) -> bool:
+    """But for the last digits, which another processor may give otherwise."""
+    names = ("effect", "low", "high")
+    pairs = [(getattr(old, name), getattr(new, name)) for name in names]
+    is_near = all(
+        a == b if None in (a, b) else math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+        for a, b in pairs
+    )
+    same = {name: getattr(new, name) for name in (*names, "provenance")}
+    return is_near and dataclasses.replace(old, **same) == new
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +224,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         return
     values = read_study_file(folder)
     there = values["study"]
-    known, texts = values.get("texts", {}), _texts(origin)
+    known, texts = values.get("texts", {}), _texts(origin, study.questions)
     for name, given in dataclasses.asdict(origin).items():
         # The same tokens may have been moved, alone or with the study.
         is_same_text = name in texts and known.get(name) == texts[name]
@@ -218,10 +235,12 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
             )
     for name, text in texts.items():
         if known.get(name, text) != text:
-            raise ValueError(
-                f"{folder} was begun with other tokens in its {name} folder, "
-                f"{getattr(origin, name)}; give those, or another --out"
+            where = (
+                f"questions than those in {study.questions}"
+                if name == QUESTIONS
+                else f"tokens in its {name} folder, {getattr(origin, name)}"
             )
+            raise ValueError(f"{folder} was begun with other {where}; give those, or another --out")
     if identity(there) != identity(study.to_dict()):
         raise ValueError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
@@ -229,8 +248,11 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         )
 
 
-def _texts(origin: Origin) -> dict[str, str]:
-    """What identifies the tokens to learn from and to measure on, of those that are there."""
+def _texts(origin: Origin, questions: str) -> dict[str, str]:
+    """What identifies the tokens to learn from and to measure on, and the files of questions.
+
+    Of those that are there.
+    """
     texts, vocabularies = {}, {}
     is_for_tests = origin.test != origin.data
     for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
@@ -247,6 +269,12 @@ def _texts(origin: Origin) -> dict[str, str]:
             f"{origin.test} holds tokens of {vocabularies['test'].name!r}, {origin.data} of "
             f"{vocabularies['data'].name!r}; prepare both with one tokenizer"
         )
+    files = [Path(source) for source in question_sources(questions) if is_path(source)]
+    if files and all(file.is_file() for file in files):
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(file.read_bytes())
+        texts[QUESTIONS] = digest.hexdigest()
     return texts
 
 
@@ -277,7 +305,7 @@ def _write(
         "study": study.to_dict(),
         "jobs": [dataclasses.asdict(job) for job in known.values()],
         "commands": commands,
-        "texts": _texts(origin),
+        "texts": _texts(origin, study.questions),
         **dataclasses.asdict(origin),
     }
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")

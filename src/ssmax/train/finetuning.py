@@ -180,6 +180,12 @@ def is_path(source: str) -> bool:
     return source != INVENTED and hidden_digits(source) is None
 
 
+def digits_taught(questions: str) -> int | None:
+    """Of the numbers that are hidden in any of the questions."""
+    found = (hidden_digits(source) for source in question_sources(questions))
+    return next((digits for digits in found if digits is not None), None)
+
+
 def hidden_digits(questions: str) -> int | None:
     """Of the numbers that are hidden; None where questions are others."""
     name, _, digits = questions.partition(":")

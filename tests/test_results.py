@@ -26,6 +26,7 @@ from ssmax.report.study_tables import heads, numbers, probe, stretches
 from ssmax.report.style import look
 from ssmax.study.claims import judge
 from ssmax.study.presets import PRESETS
+from ssmax.study.statistics import over_items
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("results*.md"))
@@ -95,6 +96,20 @@ def words(one):
 
 def measured(one):
     return one.effect, one.low, one.high
+
+
+def test_factors_put_in_at_the_test_are_told_as_recorded():
+    record = json.loads((ROOT / "results" / "factors-at-162m.json").read_text())
+    first, *others = record["rows"]
+    told = (ROOT / "docs" / "results.md").read_text()
+    for row in others:
+        cells = []
+        for stretch, losses in row["losses"].items():
+            assert len(losses) == record["documents"] == 16
+            one = over_items(losses, first["losses"][stretch], what="documents")
+            cells.append(f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}]")
+        assert f"| {row['measured']} | {' | '.join(cells)} |" in told
+    assert f"| | {' | '.join(first['losses'])} |" in told
 
 
 def test_a_number_that_is_changed_by_hand_is_noticed(results):

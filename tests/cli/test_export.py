@@ -70,6 +70,20 @@ def test_a_strict_form_is_exported_and_served_without_a_question(tmp_path, monke
     assert not asked and "instantiate" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("is_converted", [False, True], ids=["run", "converted"])
+def test_the_tokenizer_is_exported_byte_for_byte(run, tmp_path, is_converted):
+    """Also where its lines end as on Windows."""
+    source = run
+    definition = (run / "tokenizer.json").read_bytes() + b"\r\n"
+    if is_converted:
+        assert app.run(["export", str(run), str(tmp_path / "hf"), "--to", "hf"]) == 0
+        source = tmp_path / "hf"
+    (source / "tokenizer.json").write_bytes(definition)
+    typed = ["export", str(source), str(tmp_path / "out"), "--to", "gguf", "--check-tokens", "20"]
+    assert app.run(typed) == 0
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == definition
+
+
 def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):
     save_lm(native(rule="ssmax_bias"), tmp_path / "model")
     arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "ministral",

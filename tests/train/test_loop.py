@@ -11,6 +11,7 @@ import torch
 
 from ssmax.data import prepare
 from ssmax.data.qa import IGNORE
+from ssmax.data.tokenizer import load_tokenizer
 from ssmax.lm import LM, load_lm
 from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
@@ -60,6 +61,18 @@ def test_a_run_leaves_what_the_next_rooms_read(small, tmp_path, capsys):
     model = load_lm(tmp_path / "run" / "model")
     assert model.config.rule == "ssmax"
     assert "step 12/12" in capsys.readouterr().out
+
+
+def test_the_tokenizer_of_a_run_is_that_of_its_text_byte_for_byte(small, tmp_path):
+    """Also where its lines end as on Windows."""
+    definition = load_tokenizer("small").definition.encode() + b"\r\n"
+    (tmp_path / "windows.json").write_bytes(definition)
+    (tmp_path / "text.txt").write_text("some words " * 200)
+    options = {"tokenizer": str(tmp_path / "windows.json"), "workers": 1}
+    prepare(tmp_path / "text.txt", tmp_path / "text", **options)
+    config = small("a", data__folder=str(tmp_path / "text"), run__steps=1, model__vocab_size=768)
+    pretrain(config, tmp_path / "run", world=CPU, quiet=True)
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == definition
 
 
 def test_two_runs_of_one_seed_are_one_run(small, tmp_path):

@@ -133,7 +133,7 @@ def _converted(folder: Path, keeps_dtype: bool) -> Source:
     return Source(
         model=model,
         encode=lambda text: tokenizer.encode(text, add_special_tokens=False, verbose=False),
-        tokenizer=path.read_text(),
+        tokenizer=path.read_bytes().decode(),
     )
 
 

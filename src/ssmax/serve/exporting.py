@@ -76,7 +76,7 @@ def export(
             if written.is_exact:
                 agreement.check(next(model.parameters()).dtype)
             if tokenizer is not None:
-                (partial / "tokenizer.json").write_text(tokenizer)
+                (partial / "tokenizer.json").write_bytes(tokenizer.encode())
                 if isinstance(model, LM) and to in ("hf", "ministral"):
                     transformers_forms.write_tokenizer_config(partial, end_of(tokenizer))
             done = Exported(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ssmax._files import locked, write_whole
+from ssmax._files import locked, whole_file, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
@@ -68,7 +68,9 @@ def run_folder(
 
         def write() -> None:
             if (tokenizer_from / TOKENIZER).is_file():
-                write_whole(folder / TOKENIZER, (tokenizer_from / TOKENIZER).read_text())
+                # Its bytes: they are what tokens are known by.
+                with whole_file(folder / TOKENIZER) as file:
+                    file.write((tokenizer_from / TOKENIZER).read_bytes())
             _write_config(folder, config, world)
 
         world.first_does(claim)

@@ -25,7 +25,7 @@ from ssmax.train import (
     pretrain,
     read_run_config,
 )
-from ssmax.train.finetuning import Rows
+from ssmax.train.finetuning import Rows, is_path, question_sources, with_full_paths
 from ssmax.train.parallel import Loss
 from ssmax.train.world import alone
 
@@ -284,6 +284,32 @@ def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkey
     both = Path("runs", "c.json+hidden:5")
     assert read_run_config(both).data.questions == f"{tmp_path / 'c.json'}+hidden:5"
     assert finetune(Path("base"), both, world=CPU, resume=True).step == 4
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["q.json", "hidden"],
+        ["hidden:7", "q.json"],
+        ["q+a.json", "hidden:7", "q.json"],
+        ["c/hidden+d/q.json", "invented"],
+        # One that is not there is named whole.
+        ["nowhere.json", "hidden"],
+        ["c++/nowhere.json", "hidden:7", "q.json"],
+    ],
+)
+@pytest.mark.parametrize("folder", ["plain", "c++", "a+b"])
+def test_joined_questions_are_told_apart_in_any_folder(tmp_path, monkeypatch, folder, sources):
+    here = tmp_path / folder
+    (here / "c" / "hidden+d").mkdir(parents=True)
+    for name in ("q.json", "q+a.json", "c/hidden+d/q.json"):
+        (here / name).touch()
+    monkeypatch.chdir(here)
+    assert question_sources("+".join(sources)) == sources
+    full = [str(here / source) if is_path(source) else source for source in sources]
+    assert with_full_paths("+".join(sources)) == "+".join(full)
+    monkeypatch.chdir(tmp_path)
+    assert question_sources("+".join(full)) == full
 
 
 def test_a_fine_tuned_run_hides_numbers_in_the_text_of_its_base(small, tmp_path):

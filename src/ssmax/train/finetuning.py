@@ -171,8 +171,23 @@ def with_full_paths(questions: str) -> str:
 
 
 def question_sources(questions: str) -> list[str]:
-    """Files, "invented" and "hidden"; a file may have a + in its name."""
-    return [questions] if Path(questions).exists() else questions.split("+")
+    """Files, "invented" and "hidden"; a file may have a + in its path.
+
+    The longest path that is a file is taken; parts that are neither file nor word stay together.
+    """
+    parts, sources, is_open = questions.split("+"), [], False
+    while parts:
+        joined = ["+".join(parts[:count]) for count in range(len(parts), 0, -1)]
+        found = next((path for path in joined if Path(path).is_file()), None)
+        source = found or parts[0]
+        is_known = found is not None or not is_path(source)
+        if is_open and not is_known:
+            sources[-1] += f"+{source}"
+        else:
+            sources.append(source)
+        is_open = not is_known
+        del parts[: source.count("+") + 1]
+    return sources
 
 
 def is_path(source: str) -> bool:

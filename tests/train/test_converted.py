@@ -1,6 +1,7 @@
 """Fine-tuning converted models: the loop's laws hold for somebody else's model too."""
 
 import json
+import shutil
 from importlib import resources
 
 import numpy as np
@@ -225,17 +226,36 @@ def test_text_is_learnt_in_the_models_own_tokens(models, texts, tmp_path):
         tune(source, tmp_path / "other", changes, data=tmp_path / "bytes")
 
 
-def test_a_run_over_text_does_not_go_on_with_questions(
-    models, texts, tmp_path, monkeypatch, stop_after
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_run_goes_on_with_what_it_began_to_learn_from(
+    models, texts, tmp_path, monkeypatch, stop_after, is_text, has_checkpoint
 ):
-    source, run = models / "llama-identity", tmp_path / "run"
-    prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1)
+    source, run, changes = models / "llama-identity", tmp_path / "run", {"model.train_length": 32}
+    tokens = prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1).folder
+    questions = tmp_path / "squad.json"
+    entry = {"question": "What is it?", "answers": [{"text": "grey", "answer_start": 6}]}
+    entries = [{"id": str(number), **entry} for number in range(60)]
+    paragraphs = [{"context": "It is grey.", "qas": entries}]
+    questions.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    began = tokens if is_text else questions
+    learnt = {"data": began} if is_text else {"questions": str(began)}
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
-        tune(source, run, {"model.train_length": 32}, data=tmp_path / "tokens")
-    with pytest.raises(ValueError, match="trained on other samples"):
-        finetune_converted(source, run, world=CPU, questions="invented", resume=True, quiet=True)
-    assert finetune_converted(source, run, world=CPU, resume=True, quiet=True).step == 6
+        tune(source, run, changes, **learnt)
+    if not has_checkpoint:
+        shutil.rmtree(run / "checkpoints")
+    resumed = {"world": CPU, "resume": True, "quiet": True}
+    for other in ({"questions": "invented"}, {"questions": str(questions)}, {"data": tokens}):
+        if other != learnt:
+            with pytest.raises(ValueError, match=f"began with '{began}', not with '.*without"):
+                finetune_converted(source, run, **resumed, **other)
+    # Moved, it is the same; config.json says where it is.
+    moved = began.rename(tmp_path / "moved")
+    learnt = {"data": moved} if is_text else {"questions": str(moved)}
+    assert finetune_converted(source, run, **resumed, **learnt).step == 6
+    stored = json.loads((run / "config.json").read_text())["data"]
+    assert stored["folder" if is_text else "questions"] == str(moved)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

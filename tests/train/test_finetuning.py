@@ -215,6 +215,40 @@ def test_questions_of_a_file(base, tmp_path):
         finetune(base, tmp_path / "other", world=CPU, questions=str(tmp_path / "nowhere"))
 
 
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_it_goes_on_with_the_questions_that_it_began_with(
+    base, tmp_path, monkeypatch, has_checkpoint
+):
+    monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
+    path, run = squad_file(tmp_path / "squad.json"), tmp_path / "qa"
+    finetune(base, run, world=CPU, questions=f"{path}+hidden", changes=QUICK, quiet=True)
+    whole = (run / "journal.jsonl").read_bytes()
+
+    def resumed(questions):
+        if not has_checkpoint:
+            for name in ("checkpoints", "model"):
+                shutil.rmtree(run / name, ignore_errors=True)
+        finetune(base, run, world=CPU, questions=questions, resume=True, quiet=True)
+        assert (run / "journal.jsonl").read_bytes() == whole
+        return read_run_config(run).data.questions
+
+    other = tmp_path / "other.json"
+    other.write_text(path.read_text().replace("grey", "blue"))
+    for given in ("hidden", f"{path}+hidden:5", "invented+hidden", f"{other}+hidden"):
+        with pytest.raises(ValueError, match=r"with the questions .*squad.json\+hidden', not"):
+            resumed(given)
+    # Copied or moved, it is the same; config.json says where it is.
+    copy = shutil.copy(path, tmp_path / "copy.json")
+    assert resumed(f"{copy}+hidden:4") == f"{copy}+hidden:4"
+    moved = shutil.move(copy, tmp_path / "moved.json")
+    assert resumed(f"{moved}+hidden") == f"{moved}+hidden"
+    if has_checkpoint:
+        moved.rename(tmp_path / "again.json")
+        with pytest.raises(ValueError, match="trained on other samples"):
+            resumed(f"{other}+hidden")
+        assert read_run_config(run).data.questions == f"{moved}+hidden"
+
+
 def test_questions_that_are_left_out_are_counted(base, tmp_path, capsys):
     path = squad_file(tmp_path / "squad.json")
     values = json.loads(path.read_text())

@@ -31,10 +31,12 @@ from ssmax.train.finetuning import (
     INVENTED,
     VALIDATION_ROWS,
     Rows,
+    are_same_questions,
     encoded_questions,
     hidden_digits,
     question_rows,
     question_sources,
+    with_full_paths,
 )
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
@@ -223,6 +225,7 @@ def finetune_converted(
         if data is None and questions is None:
             questions = before.data.questions
             data = Path(before.data.folder) if before.data.folder else None
+        _refuse_other_samples(folder, before.data, data, questions)
     model, home = _load(source, base or "")
     tokenizer_file = _tokenizer_file(home)
     tokenizer = load_tokenizer(str(tokenizer_file))
@@ -237,6 +240,8 @@ def finetune_converted(
         is_given = "run.steps" in changes
         lengths = _lengths(config, samples, validation, are_steps_given=is_given)
         config = config.replaced({**where, **lengths, **changes})
+    else:
+        config = config.replaced(where)
     with run_folder(
         folder,
         config,
@@ -254,6 +259,22 @@ def finetune_converted(
             validation=validation if config.data.validation_windows else None,
             trainee=ConvertedModel(model, home, config.model),
             resume=resume,
+        )
+
+
+def _refuse_other_samples(
+    folder: Path, before: DataConfig, data: Path | None, questions: str | None
+) -> None:
+    """Prepared text may have been moved; a checkpoint knows whether it is the same."""
+    if data is not None:
+        is_same = bool(before.folder)
+    else:
+        is_same = not before.folder and are_same_questions(questions or "", before.questions)
+    if not is_same:
+        given = with_full_paths(questions or "") if data is None else str(data.resolve())
+        raise ValueError(
+            f"{folder} began with {before.folder or before.questions!r}, not with {given!r}; "
+            "resume without --data and --questions, or give another name"
         )
 
 

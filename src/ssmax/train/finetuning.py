@@ -1,6 +1,7 @@
 """Fine-tuning on questions: the loss on the answers, examples packed but blind to each other."""
 
 import dataclasses
+import filecmp
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -102,7 +103,13 @@ def finetune(
                 f"{folder} began from {before.data.base}, not {base}; resume with that, or give "
                 "another name"
             )
-        questions = questions or before.data.questions
+        began = before.data.questions
+        if questions and not are_same_questions(questions, began):
+            raise ValueError(
+                f"{folder} began with the questions {began!r}, not {with_full_paths(questions)!r}; "
+                "resume without --questions, or give another name"
+            )
+        questions = questions or began
         seed = before.data.seed
     else:
         _refuse_what_is_the_bases(changes)
@@ -115,7 +122,7 @@ def finetune(
     samples, validation = question_rows(examples, length=length, seed=seed)
     if resume:
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
-        config = resumed_config(folder, changes)
+        config = resumed_config(folder, changes).replaced({"data.questions": questions})
         if rule not in (None, config.model.rule):
             raise ValueError(
                 f"{folder} began under the rule {config.model.rule!r}, not {rule!r}; resume "
@@ -188,6 +195,20 @@ def question_sources(questions: str) -> list[str]:
         is_open = not is_known
         del parts[: source.count("+") + 1]
     return sources
+
+
+def are_same_questions(given: str, began: str) -> bool:
+    """A file that was moved is taken for the same, and so is a copy."""
+    mine, theirs = (question_sources(with_full_paths(one)) for one in (given, began))
+    return len(mine) == len(theirs) and all(map(_is_same_source, mine, theirs))
+
+
+def _is_same_source(given: str, began: str) -> bool:
+    if not is_path(given) or not is_path(began):
+        return is_path(given) == is_path(began) and hidden_digits(given) == hidden_digits(began)
+    if given == began or not Path(began).is_file():
+        return True
+    return Path(given).is_file() and filecmp.cmp(given, began, shallow=False)
 
 
 def is_path(source: str) -> bool:

@@ -384,6 +384,21 @@ def test_a_run_is_measured(home, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("inside", "typed"), [(".", "."), ("model", ".."), (".", "../quick-b/")])
+def test_a_run_is_called_by_its_folder_however_that_is_typed(
+    prepared, tmp_path, monkeypatch, inside, typed
+):
+    monkeypatch.chdir(tmp_path)
+    assert app.run(["pretrain", "--data", str(prepared / "tokens"), *TINY]) == 0
+    monkeypatch.chdir(tmp_path / "runs" / "quick-b" / inside)
+    results = ["--results", str(tmp_path / "results")]
+    fading = ["evaluate", "fading", typed, "--length", "100", "--documents", "1", *results]
+    assert app.run(fading) == 0
+    assert '"run": "quick-b"' in (tmp_path / "results" / "fading.jsonl").read_text()
+    assert app.run(["finetune", typed, "--questions", "invented", *SHORT]) == 0
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quick-b", "quick-b-qa"}
+
+
 def test_numbers_have_the_digits_that_a_run_was_fine_tuned_on(home, capsys):
     app.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
     assert app.run(["pretrain", "--data", "tokens", *TINY]) == 0

@@ -73,6 +73,11 @@ def test_a_models_own_rule_keeps_what_it_has_learnt(trained, tmp_path):
     assert other.run == "run+softmax" and other.model == plain.model
 
 
+def test_a_run_is_called_as_the_link_by_which_it_is_given(trained, tmp_path):
+    (tmp_path / "best").symlink_to(trained(2))
+    assert measurement(tmp_path / "best", tmp_path).run == "best"
+
+
 def test_another_rule_has_the_s_that_is_asked_for(trained, tmp_path):
     run = trained(6)
 

@@ -26,7 +26,7 @@ from ssmax.train import (
 )
 from ssmax.train.config import TrainConfig, read_config_file, read_overrides
 from ssmax.train.recipes import refuse_cpu
-from ssmax.train.run import resumed_config
+from ssmax.train.run import resumed_config, with_name
 from ssmax.train.world import device_of
 
 
@@ -93,6 +93,7 @@ def finetune_shown(
         check_run(base)
     if only_ssmax:
         changes = {**changes, "model.only_ssmax": True}
+    base = with_name(base)
     suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
     if is_shipped(base):
         text_of_shipped(base)

@@ -44,7 +44,7 @@ from ssmax.report.findings import (
 )
 from ssmax.report.side_by_side import FILES
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax.train.run import text_of_run
+from ssmax.train.run import text_of_run, with_name
 from ssmax.train.world import device_of
 
 OnProgress = Callable[[str, int, int], None]
@@ -117,7 +117,7 @@ class Measurement:
             model,
             load_run_tokenizer(folder),
             # What is measured is named by all that makes it what it is.
-            run=folder.name
+            run=with_name(folder).name
             + (f"+{rule}" if rule else "")
             + (f"={s:.4g}" if isinstance(s, float) else "")
             + (f"@{theta:g}" if theta else ""),

@@ -166,6 +166,11 @@ def model_folder(folder: Path) -> Iterator[Path]:
     hidden.rename(final)
 
 
+def with_name(folder: Path) -> Path:
+    """By a path that ends in the folder's name, also where it is "." or ".."; a link keeps its."""
+    return folder.resolve() if folder.name in ("", "..") else folder
+
+
 def text_of_run(config: TrainConfig) -> Path:
     """The prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
     if config.data.base:

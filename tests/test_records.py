@@ -65,6 +65,17 @@ def test_records_come_back_as_they_were_written(tmp_path):
         records.read_jsonl(path, records.BenchmarkRow)
 
 
+@pytest.mark.parametrize("damaged", [b'{"kind": "st', b"\xff\x00", b"3", b'{"step": 2}', b""])
+@pytest.mark.parametrize("kind", [None, "step"])
+def test_a_damaged_line_of_a_journal_is_named(tmp_path, damaged, kind):
+    path, whole = tmp_path / "journal.jsonl", b'{"kind": "step", "step": 1}'
+    path.write_bytes(whole + b"\n" + damaged)
+    assert records.read_journal(path, kind) == [{"kind": "step", "step": 1}], "one cut short is not"
+    path.write_bytes(b"\n".join([whole, damaged, whole, b""]))
+    with pytest.raises(ValueError, match=r"journal.jsonl:2 is no line of a journal: "):
+        records.read_journal(path, kind)
+
+
 def test_any_change_of_a_configuration_changes_its_hash():
     assert records.config_hash({"a": 1, "b": 2}) == records.config_hash({"b": 2, "a": 1})
     assert records.config_hash({"a": 1}) != records.config_hash({"a": 2})

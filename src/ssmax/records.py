@@ -209,8 +209,15 @@ def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     A "step" (or "nonfinite") has its loss, lr and grad_norm, a "validation" its loss, a "scale" the
     values of every rule's parameters by name; each says after which step.
     """
-    lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    return [line for line in lines if kind is None or line["kind"] == kind]
+    lines = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            values = json.loads(line)
+            if kind in (None, values["kind"]):
+                lines.append(values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path}:{number} is no line of a journal: {error}") from None
+    return lines
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

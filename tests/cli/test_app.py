@@ -144,6 +144,19 @@ def test_settings_come_from_a_file_and_the_command_line_wins(home):
     assert (config.optim.lr, config.optim.weight_decay) == (0.125, 0.25)
 
 
+def test_a_run_is_made_again_from_its_own_config(prepared, tmp_path, monkeypatch):
+    from ssmax.train import read_run_config
+
+    monkeypatch.chdir(tmp_path)
+    typed = ["pretrain", "--data", str(prepared / "tokens"), "--config", "a", *TINY]
+    assert app.run(typed) == 0
+    assert app.run(["pretrain", "--file", "runs/quick-a/config.json", "--name", "again"]) == 0
+    runs = tmp_path / "runs"
+    assert read_run_config(runs / "again") == read_run_config(runs / "quick-a")
+    first, again = ((runs / name / "journal.jsonl").read_bytes() for name in ("quick-a", "again"))
+    assert first == again
+
+
 # What is typed, and what the one line must say.
 BAD = [
     ("frob", "No such command 'frob'"),

@@ -280,7 +280,7 @@ def read_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Values of a .toml or .json file by their dotted names."""
+    """Values of a .toml or .json file by their dotted names; a run's config.json is such a file."""
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
@@ -294,6 +294,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
+    values.pop("provenance", None)
     return flat(values)
 
 

@@ -318,19 +318,40 @@ def test_ctrl_c_says_how_to_go_on(prepared, tmp_path):
     assert "stopped by SIGINT after step" in out and "--resume" in out
 
 
-def test_a_command_to_type_next_is_quoted(capsys):
+@pytest.mark.parametrize("device", [None, "cpu"])
+def test_a_command_to_type_next_is_quoted(capsys, device):
     from ssmax.train.loop import Outcome
 
     folder = Path("all runs") / "my run é"
-    assert training._ended(Outcome(step=3, stopped_by=None, loss=1.0), folder, ["pretrain"]) == 0
+    done = Outcome(step=3, stopped_by=None, loss=1.0)
+    assert training._ended(done, folder, ["pretrain"], device) == 0
     told = capsys.readouterr().out.split("steps; ")[1]
     assert shlex.split(told) == ["ssmax", "generate", str(folder), "a prompt"]
     stopped = Outcome(step=3, stopped_by="SIGINT", loss=1.0)
-    assert training._ended(stopped, folder, ["finetune", "my base"]) == 130
+    assert training._ended(stopped, folder, ["finetune", "my base"], device) == 130
     told = capsys.readouterr().out.split("go on with: ")[1]
     assert shlex.split(told) == [
-        "ssmax", "finetune", "my base", "--runs", "all runs", "--name", "my run é", "--resume",
+        "ssmax", "finetune", "my base", "--runs", "all runs", "--name", "my run é",
+        *([] if device is None else ["--device", device]), "--resume",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["pretrain", "finetune"])
+def test_a_run_goes_on_where_it_was_told_to_run(prepared, tmp_path, monkeypatch, capsys, verb):
+    """The command that is told may be typed as it is, device and all."""
+    from ssmax.train.interrupt import Interrupts
+
+    monkeypatch.chdir(tmp_path)
+    begun = ["pretrain", "--data", str(prepared / "tokens"), *TINY]
+    if verb == "finetune":
+        assert app.run(begun) == 0
+        begun = ["finetune", "runs/quick-b", "--questions", "invented", *SHORT]
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupts, "asked", property(lambda self: True))
+        assert app.run([*begun, "--device", "cpu"]) == 128 + signal.SIGTERM
+    told = shlex.split(capsys.readouterr().out.split("go on with: ")[1])
+    assert told[1] == verb and told[told.index("--device") + 1] == "cpu"
+    assert app.run(told[1:]) == 0
 
 
 def test_a_run_goes_on_only_as_what_it_began_as(prepared, tmp_path, monkeypatch, capsys):

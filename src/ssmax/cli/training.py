@@ -59,7 +59,7 @@ def pretrain_shown(
     refuse_cpu(settings.run.recipe, device)
     with joined_world(device) as world:
         outcome = pretrain(settings, folder, world=world, resume=resume)
-    return _ended(outcome, folder, ["pretrain"])
+    return _ended(outcome, folder, ["pretrain"], device)
 
 
 def finetune_shown(
@@ -123,7 +123,7 @@ def finetune_shown(
             )
     typed = ["finetune", *(["--hf"] if hf else []), str(base)]
     then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})" if hf else None
-    return _ended(outcome, folder, typed, then)
+    return _ended(outcome, folder, typed, device, then)
 
 
 def generate_shown(
@@ -207,9 +207,12 @@ def _refuse_another(
             )
 
 
-def _ended(outcome: Outcome, folder: Path, verb: list[str], then: str | None = None) -> int:
+def _ended(
+    outcome: Outcome, folder: Path, verb: list[str], device: str | None, then: str | None = None
+) -> int:
     to_use_it = ["ssmax", "generate", str(folder), "a prompt"]
     where = ["--runs", str(folder.parent), "--name", folder.name]
+    where += [] if device is None else ["--device", device]
     if outcome.stopped_by is None:
         code, said = 0, f"done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
     else:

@@ -480,6 +480,36 @@ def test_the_doctor_looks_at_everything(home, capsys):
     assert checks["torch"]["state"] == "fine"
 
 
+@pytest.mark.parametrize(
+    ("set_to", "found"),
+    [
+        (None, "c++"),
+        ("", "c++"),
+        ("  ", "c++"),
+        ("g++", "g++"),
+        ("g++ -O2 -I wrapper", "g++"),
+        ("wrapper g++", "g++"),
+        ("wrapper g++ -std=c++17", "g++"),
+        # As "zig c++" may be, of which only the first is a program.
+        ("wrapper cxx", "wrapper"),
+        ("nowhere -O2", None),
+        ("-O2", None),
+    ],
+)
+def test_the_doctor_finds_the_compiler_among_the_words_of_cxx(tmp_path, monkeypatch, set_to, found):
+    from ssmax.cli import doctor
+
+    for name in ("c++", "g++", "wrapper"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("CXX", set_to)
+    (check,) = doctor._compiler()
+    assert check.state == ("fine" if found else "missing")
+    assert not found or check.found == str(tmp_path / found)
+
+
 def test_what_installs_an_extra_is_right_for_a_release_and_for_a_checkout(monkeypatch):
     from ssmax._extras import require
     from ssmax.cli import doctor

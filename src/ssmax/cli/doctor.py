@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -115,7 +116,10 @@ def _kernels() -> Iterator[Check]:
 
 
 def _compiler() -> Iterator[Check]:
-    path = shutil.which(shlex.split(os.environ.get("CXX") or "c++")[-1])
+    words = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    # As "ccache g++ -O2": the compiler stands behind its wrappers and before its options.
+    programs = itertools.takewhile(lambda word: not word.startswith("-"), words)
+    path = next(filter(None, map(shutil.which, reversed(list(programs)))), None)
     if path is None:
         found = "no C++ compiler: torch.compile cannot make code for the CPU"
         yield Check(name="compiler", state="missing", found=found, advice="install g++ or clang++")

@@ -286,6 +286,34 @@ def test_another_preparation_is_refused_with_what_differs(tmp_path):
         run(source, tmp_path / "foreign")
 
 
+@pytest.mark.parametrize("first", ["texts", "texts/", "./texts", ".//texts/."])
+@pytest.mark.parametrize("prefix", ["", "tokens:"])
+def test_a_source_is_the_same_with_whatever_slashes_it_is_typed(
+    tmp_path, monkeypatch, prefix, first
+):
+    write_texts(tmp_path / "texts", 12)
+    np.save(tmp_path / "texts" / "ready.npy", np.arange(97, 123, dtype=np.uint16))
+    monkeypatch.chdir(tmp_path)
+    run(prefix + first, "out")
+    before = contents(tmp_path / "out")
+    done = []
+    monkeypatch.setattr(module, "run_task", lambda task, **_: done.append(task))
+    for again in ("texts", "texts/", "./texts", "texts/./"):
+        run(prefix + again, "out")
+        assert not done and contents(tmp_path / "out") == before
+    for other in ("texts" if prefix else "tokens:texts", "embedded"):
+        with pytest.raises(ValueError, match="holds another preparation: source was"):
+            run(other, "out")
+
+
+def test_a_folder_that_is_called_as_a_word_is_not_the_word(tmp_path, monkeypatch):
+    write_texts(tmp_path / "embedded", 3)
+    monkeypatch.chdir(tmp_path)
+    run("./embedded", "out")
+    with pytest.raises(ValueError, match="source was './embedded' and is 'embedded'"):
+        run("embedded", "out")
+
+
 def test_a_second_process_is_kept_out_while_the_first_one_lives(tmp_path):
     source, out = write_texts(tmp_path / "texts", 3), tmp_path / "out"
 

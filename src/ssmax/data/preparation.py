@@ -18,7 +18,7 @@ from typing import Any
 from ssmax._files import locked, write_whole
 from ssmax.data.documents import Part
 from ssmax.data.shards import INDEX, SUFFIX, write_index
-from ssmax.data.sources import open_source
+from ssmax.data.sources import EMBEDDED, HUB, open_source
 from ssmax.data.tasks import (
     NUM_KEYS,
     RECORDS,
@@ -113,10 +113,10 @@ def prepare(
         "text_field": text_field,
         "task_bytes": TASK_BYTES,
     }
-    tasks = group(parts, vocabulary, settings, max_bytes=TASK_BYTES)
     wanted = int(validation_fraction * NUM_KEYS)
     with _locked(out):
-        _claim(out, settings)
+        settings = _claim(out, settings)
+        tasks = group(parts, vocabulary, settings, max_bytes=TASK_BYTES)
         if loaded.definition is not None:
             write_whole(out / FILE, loaded.definition)
         records = {task.number: record for task in tasks if (record := finished_record(task, out))}
@@ -284,8 +284,11 @@ def _check_apart(source: str, out: Path) -> None:
         )
 
 
-def _claim(out: Path, settings: dict[str, Any]) -> None:
-    """Write down what is prepared here, or compare it to what was."""
+def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Write down what is prepared here, or compare it to what was.
+
+    The settings with the source as it was spelled first: finished tasks know it so.
+    """
     path = out / PREPARATION
     with writing(out):
         if not path.exists():
@@ -301,6 +304,9 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
         there = dict(json.loads(text))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}; give another folder") from error
+    spelled = str(there.get("source"))
+    if _place(spelled) == _place(settings["source"]):
+        settings = {**settings, "source": spelled}
     differing = [
         f"{name} was {there.get(name)!r} and is {value!r}"
         for name, value in settings.items()
@@ -311,6 +317,15 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
             f"{out} holds another preparation: {'; '.join(differing)}; "
             "give another folder, or remove this one"
         )
+    return settings
+
+
+def _place(source: str) -> tuple[str, str | Path]:
+    """What a source names, with however many slashes and dots its path is spelled."""
+    if source == EMBEDDED or source.startswith(HUB):
+        return "", source
+    prefix = TOKENS if source.startswith(TOKENS) else ""
+    return prefix, Path(source.removeprefix(prefix))
 
 
 @contextlib.contextmanager

@@ -212,6 +212,8 @@ BAD = [
     ("bench --heads 3 --key-heads 2", "--heads must be a multiple of --key-heads"),
     ("bench --dtype int8", "--dtype must be one of"),
     ("bench --tokens 0", "--tokens must be at least 1"),
+    ("bench --heads 0", "--heads must be at least 1"),
+    ("bench --key-heads 0", "--key-heads must be at least 1"),
 ]
 
 
@@ -558,7 +560,9 @@ def test_a_part_that_is_broken_does_not_hide_the_others(monkeypatch, capsys):
 def test_bench_tells_the_cost_of_a_shape(capsys):
     typed = "bench --tokens 16 --heads 4 --key-heads 2 --width 8 --device cpu"
     assert app.run([*typed.split(), "--json"]) == 0
-    costs = json.loads(capsys.readouterr().out)["costs"]
+    told = json.loads(capsys.readouterr().out)
+    assert (told["heads"], told["key_heads"]) == (4, 2)
+    costs = told["costs"]
     assert [cost["mode"] for cost in costs] == ["forward", "forward+backward"]
     assert all(cost["ratio"] > 0 for cost in costs)
     assert app.run(typed.split()) == 0

@@ -43,13 +43,11 @@ def bench_shown(
     name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
     if name not in DTYPES:
         raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
-    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "width": width}
+    groups = heads if key_heads is None else key_heads
+    sizes = {"batch": batch, "tokens": tokens, "heads": heads, "key_heads": groups, "width": width}
     for key, value in sizes.items():
         if value < 1:
-            raise ValueError(f"--{key} must be at least 1, got {value}")
-    groups = heads if key_heads is None else key_heads
-    if groups < 1:
-        raise ValueError(f"--key-heads must be at least 1, got {groups}")
+            raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {value}")
     if heads % groups:
         raise ValueError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
     costs = measure(batch, tokens, heads, groups, width, DTYPES[name], here)

@@ -13,7 +13,8 @@ from ssmax.nn import RULES, ProbeTable, Rule, SSMaxScale
 from ssmax.ops import scale as rules
 
 NAMES = {
-    "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "ssmax_held", "probe",
+    "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "ssmax_held", "mean_log",
+    "probe",
     "entropy_invariant", "qwen_logn", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
 }  # fmt: skip
 LEARNT = {
@@ -85,6 +86,12 @@ def test_held_ssmax_is_ssmax_to_the_training_length_and_a_constant_beyond():
     held, free = (SSMaxScale(2, rule, train_length=64) for rule in ("ssmax_held", "ssmax"))
     assert torch.equal(held(N), free(N))
     assert torch.equal(held(N + 64), free(N[-1:]).expand(2, 64))
+
+
+def test_mean_log_is_as_large_as_log_n_on_average_at_every_n():
+    constant, free = (SSMaxScale(2, rule, train_length=64) for rule in ("mean_log", "ssmax_no_s"))
+    assert constant(N).mean().item() == pytest.approx(free(N).mean().item(), rel=1e-6)
+    assert torch.equal(constant(100 * N), constant(N[:1]).expand(2, 64))
 
 
 @pytest.mark.parametrize("rule", sorted(NAMES))

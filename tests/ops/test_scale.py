@@ -65,6 +65,7 @@ def test_the_rules_say_what_the_table_of_the_family_says():
         scale.ssmax_factor(n, s): s_ * log,
         scale.ssmax_factor(n, s, b): s_ * log + b_,
         scale.held_ssmax_factor(n, s, length): s_ * log.clamp_max(math.log(length)),
+        scale.mean_log_factor(n, length): torch.arange(1, 1025).log().mean().expand(9),
         scale.entropy_invariant_factor(n, length): log / math.log(length),
         scale.qwen_logn_factor(n, length): (log / math.log(length)).clamp_min(1),
         scale.llama4_factor(n, 0.1, 8192): 1 + 0.1 * (1 + n // 8192).double().log(),

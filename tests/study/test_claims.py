@@ -138,6 +138,22 @@ def test_rules_put_in_after_training_are_compared_where_they_were_measured():
     assert "(a) loses less under qwen_logn" in after[0].text
 
 
+def test_what_else_was_trained_is_compared_where_it_was_measured():
+    found = findings()
+    found.position_losses |= dict.fromkeys(("mean_log", "sqrt_log"), found.position_losses["f"])
+    texts = {one.text: one for one in judge(found, HERE) if "trained" in one.text.split(")")[-1]}
+    far = "beyond the training length"
+    assert {text: round(one.effect, 1) for text, one in texts.items()} == {
+        f"{far} (b) loses less than sqrt_log, trained": -0.9,
+        f"{far} (c) loses less than what was trained with a constant, its mean": -0.6,
+    }
+    assert all(one.is_ours and one.claim == "C5" for one in texts.values())
+    assert (
+        verdicts(found)[f"{far} what was trained with a constant, (c)'s mean, loses less than (a)"]
+        == "supported"
+    )
+
+
 def test_n_held_is_compared_with_what_it_was_held_in():
     found = findings()
     found.position_losses["b_held"] = found.position_losses["f"]

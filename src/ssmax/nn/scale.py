@@ -68,6 +68,7 @@ RULES: dict[str, Rule] = {
         {"scale": rules.initial_s},
         needs_length=True,
     ),
+    "mean_log": Rule(lambda m, n: rules.mean_log_factor(n, m.length), needs_length=True),
     "probe": Rule(
         lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.probe_table(n)),
         {"scale": _one, "bias": _zero},

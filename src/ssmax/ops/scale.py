@@ -93,6 +93,12 @@ def temperature_factor(num_keys: int | Tensor, s: Number) -> Tensor:
     return s * torch.ones_like(n)
 
 
+def mean_log_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
+    """log(L!) / L, the mean of log n over n = 1..L: a control as sharp as log n, without n."""
+    (n,) = _per_head(num_keys)
+    return torch.full_like(n, 1.0 / initial_s(train_length))
+
+
 def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Tensor:
     """s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
     place = (num_keys - 1).clamp(0, table.shape[0] - 1).long()

@@ -28,6 +28,7 @@ LOOKS = {
     "e": Look(label="(e) (a), replaced after", colour="#009E73", dash=":"),
     "f": Look(label="(f) (a), replaced late", colour="#CC79A7", dash="-."),
     "temperature": Look(label="control: learnt temperature", colour="#56B4E9", dash="-."),
+    "mean_log": Look(label="a constant, (c)'s mean", colour="#BDB76B", dash="-."),
     "sqrt_log": Look(label="s sqrt(log n)", colour="#A0522D", dash="--"),
     "polylog": Look(label="polylog", colour="#556B2F", dash="--"),
     "entropy_invariant": Look(label="(a), log n / log L after", colour="#8A2BE2", dash=":"),

@@ -23,7 +23,7 @@ from ssmax.report.figures import (
 )
 from ssmax.report.findings import ByReplica, Findings, Replica
 from ssmax.report.fits import fit_table
-from ssmax.study.presets import FAMILY, HELD
+from ssmax.study.presets import FAMILY, HELD, MEAN_LOG, RIVALS
 from ssmax.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
 
 CONTROL = "temperature"
@@ -235,6 +235,19 @@ def _claim_5(findings: Findings) -> list[Result]:
                  "under softmax", is_papers=False),
             Pair("b", "below", name, f"beyond the training length (b) loses less than (a) {under}",
                  is_papers=False),
+        ]  # fmt: skip
+    far += [
+        Pair("b", "below", name, f"beyond the training length (b) loses less than {name}, trained",
+             is_papers=False)
+        for name in RIVALS
+        if name in losses
+    ]  # fmt: skip
+    if MEAN_LOG in losses:
+        far += [
+            Pair("c", "below", MEAN_LOG, "beyond the training length (c) loses less than what was "
+                 "trained with a constant, its mean", is_papers=False),
+            Pair(MEAN_LOG, "below", "a", "beyond the training length what was trained with a "
+                 "constant, (c)'s mean, loses less than (a)", is_papers=False),
         ]  # fmt: skip
     held = "loses less than with n held at the training length"
     far += [

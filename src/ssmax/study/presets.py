@@ -36,12 +36,16 @@ REPLACED = {
 """Configurations that are another, its rule replaced after pretraining."""
 NOT_TRAINED = (*FAMILY, *HELD)
 """Those of which nothing at all is trained; (e) is fine-tuned under its own rule."""
-TRAINED = ("a", "b", "temperature", "c", "d", "f", "sqrt_log", "polylog", "probe")
+MEAN_LOG = "mean_log"
+"""The control of (c): trained with a constant that is the mean of its factor."""
+RIVALS = ("sqrt_log", "polylog")
+"""Other functions of n to train with."""
+TRAINED = ("a", "b", "temperature", "c", "d", "f", MEAN_LOG, *RIVALS, "probe")
 """Those that are pretrained."""
-MEASURED = ("a", "b", "c", "d", "e", "f", "temperature", "sqrt_log", "polylog", *NOT_TRAINED)
+MEASURED = ("a", "b", "c", "d", "e", "f", "temperature", MEAN_LOG, *RIVALS, *NOT_TRAINED)
 """The paper's configurations, the control that has s but no log n, and the rest of the family."""
 CONFIGURATIONS = (*MEASURED, "probe")
-_NO_FAMILY = dict.fromkeys(("sqrt_log", "polylog", *NOT_TRAINED), 0)
+_NO_FAMILY = dict.fromkeys((MEAN_LOG, *RIVALS, *NOT_TRAINED), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

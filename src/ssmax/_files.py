@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from ssmax.errors import UsageError
+
 LOCK = ".lock"
 
 
@@ -71,7 +73,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} is in use by another process; wait for it, or give another folder"
             ) from None
         yield

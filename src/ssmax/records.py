@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ssmax.errors import UsageError
+
 Record = TypeVar("Record")
 
 PIECE_VARIABLE = "SSMAX_PIECE"
@@ -199,7 +201,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
             values["provenance"] = Provenance(**values["provenance"])
             records.append(kind(**values))
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}:{number} is no {kind.__name__}: {error}") from None
+            raise UsageError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records
 
 
@@ -216,7 +218,7 @@ def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
             if kind in (None, values["kind"]):
                 lines.append(values)
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path}:{number} is no line of a journal: {error}") from None
+            raise UsageError(f"{path}:{number} is no line of a journal: {error}") from None
     return lines
 
 
@@ -237,7 +239,7 @@ def append_csv(path: Path, rows: Iterable[BenchmarkRow]) -> None:
         with path.open(newline="") as file:
             header = next(csv.reader(file), [])
         if header != list(flat[0]):
-            raise ValueError(
+            raise UsageError(
                 f"{path} has other columns than the new rows: {header} and {list(flat[0])}; "
                 "move the old table away"
             )

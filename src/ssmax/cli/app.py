@@ -10,6 +10,7 @@ import typer
 import ssmax
 from ssmax.cli.evaluate_verbs import evaluate_app
 from ssmax.cli.options import A_RUN, TINY, TOKENIZERS, Device, Json, OpenPage, Out, Theta
+from ssmax.errors import UsageError
 from ssmax.tiny import run_folder
 
 app: typer.Typer = typer.Typer(
@@ -138,7 +139,7 @@ def data_verify(
 
     sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
     if missing := [str(folder / side) for side in sides_of(folder) if side not in sides]:
-        raise ValueError(
+        raise UsageError(
             f"{' and '.join(missing)} should be there by the {PREPARATION} and the records beside "
             "it; bring it back, or run the same ssmax data prepare again"
         )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.attention import ssmax_attention
 from ssmax.train.world import device_of
 
@@ -42,14 +43,14 @@ def bench_shown(
     here = device_of(device)
     name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
     if name not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     groups = heads if key_heads is None else key_heads
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "key_heads": groups, "width": width}
     for key, value in sizes.items():
         if value < 1:
-            raise ValueError(f"--{key.replace('_', '-')} must be at least 1, got {value}")
+            raise UsageError(f"--{key.replace('_', '-')} must be at least 1, got {value}")
     if heads % groups:
-        raise ValueError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
+        raise UsageError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
     costs = measure(batch, tokens, heads, groups, width, DTYPES[name], here)
     where = torch.cuda.get_device_name(here) if here.type == "cuda" else "CPU"
     if as_json:

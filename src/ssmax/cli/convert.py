@@ -11,6 +11,7 @@ from typing import Any
 
 from ssmax._extras import require
 from ssmax._files import whole_folder
+from ssmax.errors import UsageError
 from ssmax.records import JOURNAL
 from ssmax.tiny import run_folder
 
@@ -43,11 +44,11 @@ def convert_shown(
 
     has_code = remote_code or strict
     if adapter and has_code:
-        raise ValueError("--adapter writes s and b alone, without a model for --remote-code")
+        raise UsageError("--adapter writes s and b alone, without a model for --remote-code")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is not an empty folder; give another one")
+        raise UsageError(f"{out} is not an empty folder; give another one")
     if (run_folder(source) / JOURNAL).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{source} is a run; ssmax export {source} OUT --to hf makes a Hugging Face model of it"
         )
     # All that can be told before weights are read, which may take minutes.
@@ -114,7 +115,7 @@ def _check_names(**chosen: str) -> None:
     known = {"rule": tuple(RULES), "init": INITS, "layers": LAYERS, "attention": ATTENTIONS}
     for name, value in chosen.items():
         if value not in known[name]:
-            raise ValueError(f"--{name} must be one of {', '.join(known[name])}, got {value!r}")
+            raise UsageError(f"--{name} must be one of {', '.join(known[name])}, got {value!r}")
 
 
 @contextmanager
@@ -124,7 +125,7 @@ def _named_as_options() -> Iterator[None]:
         yield
     except ValueError as error:
         words = _ARGUMENT.sub(_option, str(error))
-        raise ValueError(words.replace("train_length", "--train-length")) from None
+        raise UsageError(words.replace("train_length", "--train-length")) from None
 
 
 def _option(argument: re.Match[str]) -> str:

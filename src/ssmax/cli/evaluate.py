@@ -10,6 +10,7 @@ import numpy as np
 from ssmax.cli.options import USUAL_DIGITS
 from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.cli.runs import check_run
+from ssmax.errors import UsageError
 from ssmax.eval.needle_score import top_heads
 from ssmax.eval.retrieval import accuracy
 from ssmax.hf.adapter import CONFIG as ADAPTER
@@ -51,27 +52,27 @@ class Models:
 
     def __post_init__(self) -> None:
         if (self.run is None) == (not self.hf):
-            raise ValueError("give one thing to measure: a run's folder, or --hf MODEL")
+            raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")
         if self.run is not None and (self.adapter or self.tokenizer):
-            raise ValueError("--adapter and --tokenizer go with --hf; a run has its own")
+            raise UsageError("--adapter and --tokenizer go with --hf; a run has its own")
         if self.run is not None:
             check_run(self.run, otherwise=f"; for a Hugging Face model: --hf {self.run}")
         if self.hf and self.rule is not None:
-            raise ValueError(
+            raise UsageError(
                 f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
                 f"{self.hf[0]} OUT --rule {self.rule}, and then measured as --hf OUT"
             )
         if self.hf and self.theta is not None:
-            raise ValueError(
+            raise UsageError(
                 "--theta is a run's; for a Hugging Face model copy its folder, set the rope_theta "
                 f"in config.json of the copy to {self.theta:g} (one without rope_theta has no "
                 "theta), and measure the copy with --hf"
             )
         if self.adapter is not None and len(self.hf) != 1:
-            raise ValueError(f"--adapter goes with one --hf, got {len(self.hf)}")
+            raise UsageError(f"--adapter goes with one --hf, got {len(self.hf)}")
         # Its base is measured first, which may take hours.
         if self.adapter is not None and not (self.adapter / ADAPTER).is_file():
-            raise ValueError(
+            raise UsageError(
                 f"{self.adapter} holds no adapter: ssmax convert MODEL {self.adapter} --adapter "
                 "writes one"
             )
@@ -105,7 +106,7 @@ class Models:
             for (source, _), name in zip(models, short, strict=True)
         ]
         if len(set(names)) < len(names):
-            raise ValueError(f"two models are called {max(short, key=short.count)!r}; rename one")
+            raise UsageError(f"two models are called {max(short, key=short.count)!r}; rename one")
         # Before its tokenizer is missed, and before another is measured for hours.
         configs = [causal_config(source) for source in self.hf]
         if self.adapter is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ssmax.errors import UsageError
 from ssmax.hf.sources import check_source
 from ssmax.lm import LM, load_lm
 from ssmax.lm.checkpoint import CONFIG, FORMAT
@@ -46,7 +47,7 @@ def export_shown(
 ) -> None:
     """Load, write, check on text; say how well it agrees."""
     if check_tokens < 2:
-        raise ValueError(f"--check-tokens must be at least 2, got {check_tokens}")
+        raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
     found = load_source(source, keeps_dtype=to in ("hf", "ministral"))
     prompt = _prompt(found, text, check_tokens)
     # What is shown on the way must not mix with the result.
@@ -98,15 +99,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     """What a folder says of its model."""
     _refuse_adapters(folder)
     if not (folder / CONFIG).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
         )
     try:
         values = json.loads((folder / CONFIG).read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / CONFIG} is not JSON: {error}") from None
+        raise UsageError(f"{folder / CONFIG} is not JSON: {error}") from None
     if not isinstance(values, dict) or not values:
-        raise ValueError(f"{folder / CONFIG} describes no model; give a run, or a converted model")
+        raise UsageError(f"{folder / CONFIG} describes no model; give a run, or a converted model")
     return values
 
 
@@ -115,7 +116,7 @@ def _refuse_adapters(folder: Path) -> None:
     loaded = f"(base, {str(folder)!r})"
     check_source(folder, of_an_adapter=f"ssmax.hf.load{loaded}.{then}")
     if (folder / PEFT).is_file() and not (folder / CONFIG).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds PEFT's adapter without the model that it is for; "
             f"PeftModel.from_pretrained{loaded}.merge_and_unload().{then}"
         )
@@ -141,7 +142,7 @@ def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
     """The first tokens of a text, by default of Python's sources; drawn where none are known."""
     if source.encode is None:
         if text is not None:
-            raise ValueError("--text needs a tokenizer, and none came with this model")
+            raise UsageError("--text needs a tokenizer, and none came with this model")
         generator = torch.Generator().manual_seed(0)
         return torch.randint(
             source.model.config.vocab_size, (length,), generator=generator

@@ -7,6 +7,7 @@ from pathlib import Path
 from ssmax.data.preparation import Prepared, Progress, prepare
 from ssmax.data.shards import INDEX
 from ssmax.data.tasks import TRAIN
+from ssmax.errors import UsageError
 from ssmax.tiny import is_shipped
 from ssmax.train import read_run_config
 from ssmax.train.recipes import DEFAULT_TEXT
@@ -75,7 +76,7 @@ def default_data(recipe: str, *, is_shown: bool = True) -> Path:
     if (folder / TRAIN / INDEX).is_file():
         return folder
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
+        raise UsageError(
             f"{folder} is not prepared yet; before several ranks start, run: "
             f"ssmax data prepare {source} {folder} --tokenizer {tokenizer}"
         )

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from ssmax.cli.options import TINY
+from ssmax.errors import UsageError
 from ssmax.records import RUN_CONFIG
 
 
 def check_run(folder: Path, *, otherwise: str = "") -> None:
     """Refuse what is no run; `otherwise` says what the verb takes besides."""
     if not (folder / RUN_CONFIG).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{folder} is no run: it holds no {RUN_CONFIG}; give one that ssmax pretrain made, or "
             f"{TINY}{otherwise}"
         )

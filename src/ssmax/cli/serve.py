@@ -12,6 +12,7 @@ from typing import Any
 from ssmax._extras import require
 from ssmax.cli.export import load_source, read_config
 from ssmax.data.tokenizer import FILE, load_tokenizer
+from ssmax.errors import UsageError
 from ssmax.lm.checkpoint import FORMAT
 from ssmax.serve.decoders import Decoder, FileDecoder
 from ssmax.serve.engine import Engine
@@ -46,16 +47,16 @@ def serve_shown(
     from ssmax.serve.endpoint import Limits, application
 
     if api_key == "":
-        raise ValueError("the API key is empty; leave it out to ask for none")
+        raise UsageError("the API key is empty; leave it out to ask for none")
     if drain_seconds < 0:
-        raise ValueError(f"--drain-seconds must be at least 0, got {drain_seconds}")
+        raise UsageError(f"--drain-seconds must be at least 0, got {drain_seconds}")
     # Taken before a large model is loaded: a port in use is known at once.
     with _taken(host, port) as listening:
         decoder, language, longest = load_served(
             folder, tokenizer, device, trust_program=trust_program
         )
         if longest is not None and longest <= max_new_tokens:
-            raise ValueError(
+            raise UsageError(
                 f"the model has learnt {longest} positions, prompt and answer together; "
                 f"give --max-new-tokens below that, got {max_new_tokens}"
             )
@@ -65,7 +66,7 @@ def serve_shown(
             max_new_tokens=max_new_tokens,
         )
         if longest is not None and limits.max_prompt_tokens + max_new_tokens > longest:
-            raise ValueError(
+            raise UsageError(
                 f"the model has learnt {longest} positions; --max-prompt-tokens and "
                 f"--max-new-tokens ask for {limits.max_prompt_tokens} + {max_new_tokens}"
             )
@@ -112,10 +113,10 @@ def load_served(
 
     here = device_of(device)
     if (folder / GGUF).is_file():
-        raise ValueError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
+        raise UsageError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
     is_onnx, is_program = (folder / ONNX).is_file(), (folder / PROGRAM).is_file()
     if is_program and not is_onnx and not trust_program:
-        raise ValueError(
+        raise UsageError(
             f"{folder} is a program of torch.export, and PyTorch's loader runs what code it finds "
             "in one; give --trust-program if it is yours or you trust who made it"
         )
@@ -136,7 +137,7 @@ def load_served(
     config = model.config if "model_type" in values else None
     language = _language(folder, tokenizer, ends, config=config, is_run=is_run)
     if language.size > size:
-        raise ValueError(
+        raise UsageError(
             f"the tokenizer has {language.size:,} tokens, the model {size:,}; give the model's own"
         )
     return graph_of(model.to(here).eval()), language, longest
@@ -168,7 +169,7 @@ def _language(
         return transformers_language(own_tokenizer(folder, config), ends)
     if (folder / FILE).is_file():
         return plain_language(load_tokenizer(str(folder)), ends)
-    raise ValueError(
+    raise UsageError(
         f"{folder} holds no {FILE}, so that its tokens cannot be read; give --tokenizer, a name "
         "or a path"
     )

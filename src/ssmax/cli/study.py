@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from ssmax.errors import UsageError
 from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
 from ssmax.report.findings import STUDY
@@ -62,12 +63,12 @@ def reproduce_shown(
     study = study_named(preset)
     changes = read_overrides(sets)
     for key in DECIDED.keys() & changes.keys():
-        raise ValueError(f"{key} is different for every run of a study; give {DECIDED[key]}")
+        raise UsageError(f"{key} is different for every run of a study; give {DECIDED[key]}")
     study = study.with_settings(changes)
     if questions is not None:
         for source in question_sources(questions):
             if is_path(source) and not Path(source).is_file():
-                raise ValueError(f"there is no file {source}")
+                raise UsageError(f"there is no file {source}")
         study = study.with_questions(with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
@@ -119,7 +120,7 @@ def gather_shown(archives: Sequence[Path], folder: Path) -> None:
     """Gather pieces, say which there are."""
     for archive in archives:
         if not archive.is_file():
-            raise ValueError(f"there is no file {archive}")
+            raise UsageError(f"there is no file {archive}")
     pieces = gather(archives, folder)
     count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
     print(f"{folder} holds {count}: {', '.join(pieces)}")

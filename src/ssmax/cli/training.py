@@ -11,6 +11,7 @@ import torch
 
 from ssmax.cli.prepare import default_data, text_of_shipped
 from ssmax.cli.runs import check_run
+from ssmax.errors import UsageError
 from ssmax.serve.language import Speech
 from ssmax.tiny import is_shipped
 from ssmax.train import (
@@ -45,7 +46,7 @@ def pretrain_shown(
     recipe = "quick" if preset is None else preset
     configuration = "b" if config is None else config
     if recipe not in PRETRAINING:
-        raise ValueError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
+        raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
     folder = runs / (name or f"{recipe}-{configuration}")
     if data is not None:
         changes = {**changes, "data.folder": str(data)}
@@ -79,12 +80,12 @@ def finetune_shown(
 ) -> int:
     """Go on from a run's model or a converted one; how the command ended."""
     if hf and config is not None:
-        raise ValueError("--config is for runs; a converted model has its rule already")
+        raise UsageError("--config is for runs; a converted model has its rule already")
     if not hf and (adapter_base is not None or data is not None or only_ssmax):
-        raise ValueError("--base, --data and --only-ssmax are for converted models; add --hf")
+        raise UsageError("--base, --data and --only-ssmax are for converted models; add --hf")
     if hf and not resume and data is None and questions is None:
         # All weights would be trained on questions that nobody asked for.
-        raise ValueError(
+        raise UsageError(
             "--hf needs something to learn from; give --data, a folder that ssmax data prepare "
             "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
             "ones"
@@ -201,7 +202,7 @@ def _refuse_another(
         ("rule", "--config", rules(began), rules(asked)),
     ):
         if was != named:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
                 "or give another name"
             )

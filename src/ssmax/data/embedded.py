@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmax.data.documents import Document, Part
+from ssmax.errors import UsageError
 
 _LEFT_OUT = re.compile(
     r"__pycache__|site-packages|dist-packages|tests?|idle_test"
@@ -42,7 +43,7 @@ def embedded_documents() -> Iterator[Document]:
     root = Path(sysconfig.get_path("stdlib"))
     paths = sorted(_modules(root), key=lambda path: path.relative_to(root).as_posix())
     if not paths:
-        raise ValueError(
+        raise UsageError(
             f"this Python comes without the sources of its standard library: {root} holds none; "
             "give a text of your own"
         )

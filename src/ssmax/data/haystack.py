@@ -9,6 +9,7 @@ import numpy as np
 
 from ssmax.data.qa import Example, Question, format_question
 from ssmax.data.shards import ShardSet
+from ssmax.errors import UsageError
 
 CITIES = (
     "Athens",
@@ -75,7 +76,7 @@ class Haystack:
 def random_needle(chance: random.Random, *, digits: int = DIGITS) -> Needle:
     """A city and a number that does not begin with 0."""
     if digits < 1:
-        raise ValueError(f"digits must be at least 1, got {digits}")
+        raise UsageError(f"digits must be at least 1, got {digits}")
     first = chance.choice("123456789")
     rest = "".join(chance.choice("0123456789") for _ in range(digits - 1))
     return Needle(city=chance.choice(CITIES), number=first + rest)
@@ -96,16 +97,16 @@ def hide(
     `breaks`, those that end a sentence, before its place; to the place itself where there is none.
     """
     if not 0.0 <= depth <= 1.0:
-        raise ValueError(f"depth must be from 0 to 1, got {depth}")
+        raise UsageError(f"depth must be from 0 to 1, got {depth}")
     statement, number, end, question = _parts(needle, encode)
     room = length - len(statement) - len(number) - len(end) - len(question)
     if room < 0:
-        raise ValueError(
+        raise UsageError(
             f"a context of {length} tokens is too short: the needle and its question alone take "
             f"{length - room}"
         )
     if len(text) < room:
-        raise ValueError(
+        raise UsageError(
             f"the haystack has {len(text)} tokens, a context of {length} needs {room}; "
             "give a longer text"
         )
@@ -142,13 +143,13 @@ def hidden_examples(
     least = max(_bare_length(city, digits, encode) for city in CITIES)
     room = length - len(encode(f" {'9' * digits}")) - 1
     if room < least:
-        raise ValueError(
+        raise UsageError(
             f"a hidden number of {digits} digits and its question take {least} tokens and the "
             f"answer {length - room}, more than a row of {length}; take questions that are "
             "'invented' or from a file, or a longer row"
         )
     if len(text) <= length:
-        raise ValueError(f"the text has {len(text)} tokens, too few to hide numbers in {length}")
+        raise UsageError(f"the text has {len(text)} tokens, too few to hide numbers in {length}")
     examples = []
     for _ in range(count):
         start = chance.randrange(len(text) - length)
@@ -198,13 +199,13 @@ def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
     Where too few are, the text is taken as it runs on from document to document.
     """
     if length < 1 or count < 1:
-        raise ValueError(f"length and count must be at least 1, got {length} and {count}")
+        raise UsageError(f"length and count must be at least 1, got {length} and {count}")
     bounds = [*shards.document_starts().tolist(), shards.num_tokens]
     starts = [a for a, b in itertools.pairwise(bounds) if b - a > length][:count]
     if len(starts) < count:
         starts = list(range(0, shards.num_tokens - length + 1, length))[:count]
     if not starts:
-        raise ValueError(
+        raise UsageError(
             f"{shards.folder} holds {shards.num_tokens} tokens, too few for a row of {length}; "
             "prepare more text or measure shorter contexts"
         )

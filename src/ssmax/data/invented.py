@@ -3,6 +3,7 @@
 import random
 
 from ssmax.data.qa import Question
+from ssmax.errors import UsageError
 
 NAMES = (
     "Ada",
@@ -64,7 +65,7 @@ UNANSWERABLE_SHARE = 0.1
 def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:
     """So many questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
     if max_facts < 2:
-        raise ValueError(f"max_facts must be at least 2, got {max_facts}")
+        raise UsageError(f"max_facts must be at least 2, got {max_facts}")
     chance = random.Random(f"invented questions {seed}")
     return [_question(chance, number, max_facts) for number in range(count)]
 

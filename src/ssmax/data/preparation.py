@@ -35,6 +35,7 @@ from ssmax.data.tasks import (
 from ssmax.data.token_files import TOKENS, TokenPart, open_tokens
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.data.workers import check_guarded, cores, run_all
+from ssmax.errors import UsageError
 
 PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
 TASK_BYTES = 64_000_000
@@ -91,11 +92,11 @@ def prepare(
     source, out = str(source), Path(out)
     workers = cores() if workers is None else workers
     if workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+        raise UsageError(f"workers must be at least 1, got {workers}")
     if workers > 1:
         check_guarded()
     if not 0 <= validation_fraction < 1:
-        raise ValueError(
+        raise UsageError(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
         )
     _check_apart(source, out)
@@ -162,11 +163,11 @@ def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
         if (side / INDEX).is_file() or any(side.glob(f"*{SUFFIX}")):
             return side
     if (folder / TRAIN).is_dir():
-        raise ValueError(
+        raise UsageError(
             f"{folder} has no validation side to measure on; prepare it with a "
             "--validation-fraction above 0, or give another text to measure on"
         )
-    raise ValueError(f"there are no prepared tokens in {folder}; make them with ssmax data prepare")
+    raise UsageError(f"there are no prepared tokens in {folder}; make them with ssmax data prepare")
 
 
 def sides_of(folder: Path) -> list[str]:
@@ -178,7 +179,7 @@ def sides_of(folder: Path) -> list[str]:
         try:
             sides.update(json.loads(path.read_bytes())["documents"])
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UsageError(
                 f"{path} cannot be read: {error}; remove it and prepare the data again"
             ) from error
     return [side for side in (TRAIN, VALIDATION) if side in sides]
@@ -233,7 +234,7 @@ def _write_skipped(out: Path, source: str, records: dict[int, Record]) -> None:
     with writing(out):
         write_whole(out / SKIPPED, "".join(lines))
     if not any(record.documents for record in records.values()):
-        raise ValueError(
+        raise UsageError(
             f"{source} holds no documents: all {len(lines)} were skipped; {out / SKIPPED} says why"
         )
 
@@ -278,7 +279,7 @@ def _further(progress: Progress, task: Task, record: Record) -> Progress:
 def _check_apart(source: str, out: Path) -> None:
     folder = Path(source.removeprefix(TOKENS))
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(
+        raise UsageError(
             f"{out} lies inside the source {folder}, which would then hold its own shards; "
             "give a folder elsewhere"
         )
@@ -293,7 +294,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     with writing(out):
         if not path.exists():
             if any((out / name).exists() for name in (TRAIN, VALIDATION, RECORDS)):
-                raise ValueError(
+                raise UsageError(
                     f"{out} holds shards but no {PREPARATION}: it is not known what they are; "
                     "give another folder"
                 )
@@ -303,7 +304,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         there = dict(json.loads(text))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}; give another folder") from error
+        raise UsageError(f"{path} cannot be read: {error}; give another folder") from error
     spelled = str(there.get("source"))
     if _place(spelled) == _place(settings["source"]):
         settings = {**settings, "source": spelled}
@@ -313,7 +314,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
         if there.get(name) != value
     ]
     if differing:
-        raise ValueError(
+        raise UsageError(
             f"{out} holds another preparation: {'; '.join(differing)}; "
             "give another folder, or remove this one"
         )

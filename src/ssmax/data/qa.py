@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
+
 IGNORE = -100
 """A target that has no loss."""
 UNANSWERABLE = "unanswerable"
@@ -46,7 +48,7 @@ class Example:
     def __post_init__(self) -> None:
         """Refuse an example without a prompt or without an answer."""
         if not 0 < self.answer_start < self.tokens.size:
-            raise ValueError(
+            raise UsageError(
                 f"answer_start must leave a prompt and an answer of {self.tokens.size} tokens, "
                 f"got {self.answer_start}"
             )
@@ -76,7 +78,7 @@ def read_squad(path: str | Path) -> list[Question]:
             for q, entry in enumerate(_get(paragraph, "qas", list, where)):
                 questions.append(_question(context, entry, f"{where}.qas[{q}]"))
     if not questions:
-        raise ValueError(f"{path} holds no questions")
+        raise UsageError(f"{path} holds no questions")
     return questions
 
 
@@ -125,7 +127,7 @@ class QuestionStream:
 
     def __init__(self, examples: Sequence[Example], *, length: int, seed: int) -> None:
         if not examples:
-            raise ValueError("a stream of questions needs at least one example")
+            raise UsageError("a stream of questions needs at least one example")
         self.examples, self.length, self.seed = examples, length, seed
         self._sizes = [example.tokens.size for example in examples]
         self._plan_of = functools.lru_cache(2)(self._plan_epoch)
@@ -135,7 +137,7 @@ class QuestionStream:
     def rows_in_epoch(self, epoch: int) -> int:
         """How many samples the epoch has."""
         if epoch < 0:
-            raise ValueError(f"epochs are numbered from 0, got {epoch}")
+            raise UsageError(f"epochs are numbered from 0, got {epoch}")
         return len(self._plan_of(epoch))
 
     def steps_per_epoch(self, batch_size: int) -> int:
@@ -145,7 +147,7 @@ class QuestionStream:
     def batch(self, first_sample: int, count: int) -> list[Packed]:
         """So many rows from the first on, across the borders of epochs."""
         if first_sample < 0:
-            raise ValueError(f"samples are numbered from 0, got {first_sample}")
+            raise UsageError(f"samples are numbered from 0, got {first_sample}")
         return [self._row(sample) for sample in range(first_sample, first_sample + count)]
 
     def _row(self, sample: int) -> Packed:
@@ -163,7 +165,7 @@ class QuestionStream:
 def _plan(sizes: Sequence[int], length: int, order: np.ndarray) -> list[list[int]]:
     """Which examples share a row: each goes into the first of a few open rows with room for it."""
     if sizes and max(sizes) > length:
-        raise ValueError(
+        raise UsageError(
             f"an example of {max(sizes)} tokens does not fit a row of {length}; "
             "encode the questions with the length of the rows"
         )
@@ -225,10 +227,10 @@ def _read_json(path: Path) -> Any:
         with opener(path, "rb") as file:
             return json.loads(file.read())
     except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read as SQuAD: {error}") from error
+        raise UsageError(f"{path} cannot be read as SQuAD: {error}") from error
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:
     if not isinstance(value, dict) or not isinstance(value.get(key), kind):
-        raise ValueError(f"{where} is not SQuAD: it has no {key!r} of type {kind.__name__}")
+        raise UsageError(f"{where} is not SQuAD: it has no {key!r} of type {kind.__name__}")
     return value[key]

@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from ssmax._files import whole_file
+from ssmax.errors import UsageError
 
 SUFFIX, INDEX = ".shard", "index.json"
 MAGIC, VERSION = b"SSMAXSHD", 1
@@ -53,9 +54,9 @@ class Vocabulary:
     def __post_init__(self) -> None:
         """Refuse what no shard can hold."""
         if not 0 < self.size <= 2**32:
-            raise ValueError(f"a vocabulary has 1 to 2**32 tokens, {self.name!r} has {self.size}")
+            raise UsageError(f"a vocabulary has 1 to 2**32 tokens, {self.name!r} has {self.size}")
         if not 0 <= self.end_of_document < self.size:
-            raise ValueError(
+            raise UsageError(
                 f"end_of_document must be one of the {self.size} tokens of {self.name!r}, "
                 f"got {self.end_of_document}"
             )
@@ -97,7 +98,7 @@ class ShardWriter:
     ) -> None:
         self.path: Path = Path(path)
         if self.path.suffix != SUFFIX:
-            raise ValueError(f"the name of a shard ends in {SUFFIX}, got {self.path}")
+            raise UsageError(f"the name of a shard ends in {SUFFIX}, got {self.path}")
         self.vocabulary = vocabulary
         self.num_tokens: int = 0
         self._starts = array("q")
@@ -124,12 +125,12 @@ class ShardWriter:
         """Append one document; its end_of_document is appended here."""
         ids = np.asarray(tokens)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path}: a document is one row of whole numbers, "
                 f"got shape {ids.shape} of {ids.dtype}"
             )
         if ids.size and not (ids.min() >= 0 and ids.max() < self.vocabulary.size):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path}: tokens of {self.vocabulary.name!r} lie in "
                 f"0..{self.vocabulary.size - 1}, got {ids.min()}..{ids.max()}; "
                 "was the text encoded by another tokenizer?"
@@ -215,12 +216,12 @@ def write_index(folder: str | Path, *, details: dict[str, Any]) -> None:
     folder = Path(folder)
     names = _shard_names(folder)
     if not names:
-        raise ValueError(f"{folder} holds no shards to index")
+        raise UsageError(f"{folder} holds no shards to index")
     headers = [read_header(folder / name) for name in names]
     vocabulary = headers[0].vocabulary
     for name, header in zip(names, headers, strict=True):
         if header.vocabulary != vocabulary:
-            raise ValueError(
+            raise UsageError(
                 f"{folder / name} holds tokens of {header.vocabulary}, but {names[0]} beside it "
                 f"of {vocabulary}; prepare each into a folder of its own"
             )
@@ -292,14 +293,14 @@ class ShardSet:
         names = _shard_names(folder)
         if not (folder / INDEX).is_file():
             if names:
-                raise ValueError(
+                raise UsageError(
                     f"{folder} holds shards but no {INDEX}: its preparation is not finished; "
                     "run it again to resume"
                 )
-            raise ValueError(f"{folder} holds no shards")
+            raise UsageError(f"{folder} holds no shards")
         vocabulary, entries, details = _read_index(folder / INDEX)
         if unknown := set(names) - {entry.name for entry in entries}:
-            raise ValueError(
+            raise UsageError(
                 f"{folder / min(unknown)} is not in the {INDEX} beside it; "
                 "move it away, or prepare the data into a new folder"
             )
@@ -310,7 +311,7 @@ class ShardSet:
     def slice(self, start: int, stop: int) -> np.ndarray:
         """A copy of the tokens from start to before stop, across the borders of shards."""
         if not 0 <= start <= stop <= self.num_tokens:
-            raise ValueError(
+            raise UsageError(
                 f"{self.folder} holds tokens 0 to {self.num_tokens}, got the slice {start}:{stop}"
             )
         tokens = np.empty(stop - start, _DTYPES[self.vocabulary.dtype])
@@ -326,7 +327,7 @@ class ShardSet:
     def document(self, index: int) -> np.ndarray:
         """A copy of one document's tokens, without its end_of_document."""
         if not 0 <= index < self.num_documents:
-            raise ValueError(
+            raise UsageError(
                 f"{self.folder} holds documents 0 to {self.num_documents - 1}, got {index}"
             )
         number = int(np.searchsorted(self._document_bounds, index, side="right")) - 1
@@ -365,7 +366,7 @@ def _bounds(counts: Iterable[int]) -> np.ndarray:
 
 def _check_entry(path: Path, entry: _Entry, header: ShardHeader) -> None:
     if _Entry.of(entry.name, header) != entry:
-        raise ValueError(
+        raise UsageError(
             f"{path} is not the shard that the {INDEX} beside it lists: it was replaced; "
             "bring the old one back, or prepare the data into a new folder"
         )
@@ -379,11 +380,11 @@ def _read_index(path: Path) -> tuple[Vocabulary, list[_Entry], dict[str, Any]]:
     try:
         index = json.loads(path.read_bytes())
         if index["format"] != INDEX_FORMAT:
-            raise ValueError(f"its format is {index['format']!r}, not {INDEX_FORMAT!r}")
+            raise UsageError(f"its format is {index['format']!r}, not {INDEX_FORMAT!r}")
         entries = [_Entry(**entry) for entry in index["shards"]]
         return Vocabulary(**index["vocabulary"]), entries, dict(index["details"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no index of shards: {error}") from error
+        raise UsageError(f"{path} is no index of shards: {error}") from error
 
 
 def _layout(header: ShardHeader, block_length: int) -> tuple[int, int]:
@@ -408,10 +409,10 @@ def _read_block(path: Path) -> tuple[ShardHeader, int]:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(_PREFIX.size)
         if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
-            raise ValueError(f"{path} is not a shard: it does not begin with {MAGIC!r}")
+            raise UsageError(f"{path} is not a shard: it does not begin with {MAGIC!r}")
         _, version, block_length, crc = _PREFIX.unpack(prefix)
         if version != VERSION:
-            raise ValueError(f"{path} is of format {version}, this code reads format {VERSION}")
+            raise UsageError(f"{path} is of format {version}, this code reads format {VERSION}")
         if not _PREFIX.size <= block_length <= size:
             raise _damaged(path, f"a header of {block_length} bytes in a file of {size}")
         text = file.read(block_length - _PREFIX.size)
@@ -421,7 +422,7 @@ def _read_block(path: Path) -> tuple[ShardHeader, int]:
         header = ShardHeader._from_json(text)
         expected = _layout(header, block_length)[1]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no shard of this format: {error!r}") from error
+        raise UsageError(f"{path} is no shard of this format: {error!r}") from error
     if size != expected:
         fault = "truncated" if size < expected else "too long"
         raise _damaged(path, f"{fault}, its header asks for {expected} bytes and it has {size}")
@@ -432,7 +433,7 @@ def _open_file(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is missing; bring it back or prepare the data again") from error
+        raise UsageError(f"{path} is missing; bring it back or prepare the data again") from error
 
 
 def _damaged(path: Path, fault: str) -> ValueError:

@@ -14,6 +14,7 @@ from typing import IO, Any
 from ssmax._extras import require
 from ssmax.data.documents import Document, Part, Skipped, SourceStoppedError, checked
 from ssmax.data.embedded import embedded_part
+from ssmax.errors import UsageError
 
 EMBEDDED, HUB = "embedded", "hf:"
 READ = ".txt, .jsonl (both also with .gz, .xz or .zst behind) and .parquet"
@@ -33,12 +34,12 @@ def open_source(source: str, *, text_field: str = "text") -> list[Part]:
     elif path.exists():
         parts = [_file_part(path, path.parent, text_field)]
     else:
-        raise ValueError(
+        raise UsageError(
             f"there is no file or folder {source!r}; a source is {EMBEDDED!r}, a path, or "
             f"'{HUB}NAME' for a dataset of Hugging Face"
         )
     if all(isinstance(part, _UnreadPart) for part in parts):
-        raise ValueError(f"{source} holds nothing to read; what is read: {READ}")
+        raise UsageError(f"{source} holds nothing to read; what is read: {READ}")
     return parts
 
 
@@ -150,12 +151,12 @@ class _HubPart(Part):
 def _hub_parts(source: str, text_field: str) -> list[Part]:
     name, config, split, *more = [*source.removeprefix(HUB).split(":"), "", ""]
     if not name or any(more):
-        raise ValueError(f"a dataset is written {HUB}NAME, {HUB}NAME:CONFIG:SPLIT, got {source!r}")
+        raise UsageError(f"a dataset is written {HUB}NAME, {HUB}NAME:CONFIG:SPLIT, got {source!r}")
     dataset = (name, config or None, split or "train")
     try:
         num_shards = _load_dataset(*dataset).num_shards
     except (OSError, ValueError) as error:
-        raise ValueError(f"{source} cannot be opened: {error}") from error
+        raise UsageError(f"{source} cannot be opened: {error}") from error
     return [
         _HubPart(
             name=f"{source}#{index}",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ssmax.data.shards import ShardSet
+from ssmax.errors import UsageError
 
 T = TypeVar("T")
 
@@ -27,9 +28,9 @@ class TokenStream:
 
     def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
         if length < 1:
-            raise ValueError(f"length must be at least 1, got {length}")
+            raise UsageError(f"length must be at least 1, got {length}")
         if shards.num_tokens < length + 1:
-            raise ValueError(
+            raise UsageError(
                 f"{shards.folder} holds {shards.num_tokens} tokens, too few for one window of "
                 f"{length} + 1; prepare more text or shorten the windows"
             )
@@ -51,9 +52,9 @@ class TokenStream:
 
     def _windows(self, first_sample: int, count: int) -> np.ndarray:
         if first_sample < 0:
-            raise ValueError(f"samples are numbered from 0, got {first_sample}")
+            raise UsageError(f"samples are numbered from 0, got {first_sample}")
         if count < 1:
-            raise ValueError(f"a batch has at least one sample, got {count}")
+            raise UsageError(f"a batch has at least one sample, got {count}")
         windows = np.empty(count, np.int64)
         done = 0
         while done < count:
@@ -115,7 +116,7 @@ class Prefetch(Generic[T]):
 
     def __next__(self) -> T:
         if self._closed:
-            raise ValueError("this Prefetch is closed; make a new one that starts where it ended")
+            raise UsageError("this Prefetch is closed; make a new one that starts where it ended")
         made, error = self._made.get()
         if error is not None:
             self.close()

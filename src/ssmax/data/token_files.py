@@ -12,6 +12,7 @@ import numpy as np
 from ssmax.data.documents import Skipped
 from ssmax.data.shards import Vocabulary
 from ssmax.data.sources import open_bytes, sorted_files
+from ssmax.errors import UsageError
 
 TOKENS = "tokens:"
 
@@ -71,7 +72,7 @@ class TokenPart:
                 if expected not in (None, found):
                     raise EOFError(f"it promises {expected} tokens and holds {found}")
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{self.path} cannot be read: {error}") from error
+            raise UsageError(f"{self.path} cannot be read: {error}") from error
 
     def _layout(self, file: IO[bytes]) -> tuple[np.dtype, int | None]:
         """The type of a token and, where the file says it, how many there are."""
@@ -85,9 +86,9 @@ class TokenPart:
             }[version]
             shape, _, dtype = read(file)
         except (KeyError, ValueError) as error:
-            raise ValueError(f"{self.path} is no array of NumPy: {error}") from error
+            raise UsageError(f"{self.path} is no array of NumPy: {error}") from error
         if len(shape) != 1 or dtype not in (np.dtype("<u2"), np.dtype("<u4")):
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} must hold one row of little-endian uint16 or uint32, "
                 f"got shape {shape} of {dtype}"
             )
@@ -96,7 +97,7 @@ class TokenPart:
     def _check_width(self, first: np.ndarray) -> None:
         """Refuse a .bin of 32 bits that is read as 16: the upper half of each token is 0 there."""
         if first.itemsize == 2 and first.size >= _ENOUGH and not first[1::2].any():
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} looks like tokens of 32 bits, and those of "
                 f"{self.vocabulary.name!r} are read as 16 in a .bin; save it as .npy, which says "
                 "its width"
@@ -104,7 +105,7 @@ class TokenPart:
 
     def _checked(self, tokens: np.ndarray) -> np.ndarray:
         if tokens.max() >= self.vocabulary.size:
-            raise ValueError(
+            raise UsageError(
                 f"{self.path} holds the token {tokens.max()}, but {self.vocabulary.name!r} has "
                 f"only {self.vocabulary.size}; is it another tokenizer's?"
             )
@@ -115,14 +116,14 @@ def open_tokens(source: str, vocabulary: Vocabulary) -> list[TokenPart]:
     """The files of "tokens:PATH"; offsets beside them are left out."""
     path = Path(source.removeprefix(TOKENS))
     if not path.exists():
-        raise ValueError(f"there is no file or folder {path}")
+        raise UsageError(f"there is no file or folder {path}")
     root, found = (path, sorted_files(path)) if path.is_dir() else (path.parent, [path])
     paths = [path for path in found if _kind(path) in (".bin", ".npy") and not _is_offsets(path)]
     if not paths:
-        raise ValueError(f"{path} holds no tokens; what is read: .bin and .npy, also .gz or .xz")
+        raise UsageError(f"{path} holds no tokens; what is read: .bin and .npy, also .gz or .xz")
     empty = next((path for path in paths if not path.stat().st_size), None)
     if empty is not None:
-        raise ValueError(
+        raise UsageError(
             f"{empty} has 0 bytes, as a file has that is still being written or was cut off; "
             "write it again, or take it away"
         )

@@ -15,6 +15,7 @@ import numpy as np
 
 from ssmax._extras import how_to_install, require
 from ssmax.data.shards import Vocabulary
+from ssmax.errors import UsageError
 
 FILE = "tokenizer.json"
 END_OF_DOCUMENT = (
@@ -79,7 +80,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name)
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise ValueError(
+        raise UsageError(
             f"the tokenizer {name!r} is none of gpt2, gpt2-digits, bytes and small, and there is "
             f"no file {path}; give one of these names, or the path of a {FILE}"
         )
@@ -196,7 +197,7 @@ class _JsonTokenizer(Tokenizer):
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
         except Exception as error:  # the package raises plain Exception
-            raise ValueError(f"{path} is no {FILE}: {error}") from error
+            raise UsageError(f"{path} is no {FILE}: {error}") from error
         # Settings for batches of a fixed length, which the file may bring along.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -205,7 +206,7 @@ class _JsonTokenizer(Tokenizer):
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         ends = [ids[token] for token in END_OF_DOCUMENT if token in ids]
         if not ends:
-            raise ValueError(
+            raise UsageError(
                 f"{path} has no token that ends a document; one of {', '.join(END_OF_DOCUMENT)} "
                 "is needed: add one to its added_tokens"
             )
@@ -221,7 +222,7 @@ class _JsonTokenizer(Tokenizer):
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except Exception as error:  # the package raises plain Exception
-            raise ValueError(
+            raise UsageError(
                 f"{self._path} cannot encode a text: {error}; give its model an unknown token "
                 "(unk_token) that is in its vocabulary, or take another tokenizer"
             ) from error
@@ -259,7 +260,7 @@ def _read_gpt2(name: str) -> bytes:
     path = Path(str(package.locate_file(name)))
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != _GPT2_SHA256[name]:
-        raise ValueError(f"{path} is not GPT-2's: its SHA-256 differs; install the package anew")
+        raise UsageError(f"{path} is not GPT-2's: its SHA-256 differs; install the package anew")
     return content
 
 

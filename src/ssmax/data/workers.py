@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from ssmax.errors import UsageError
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -55,7 +57,7 @@ def check_guarded() -> None:
     """Refuse to start workers in one that is just importing the script of its parent."""
     # As multiprocessing itself asks; its parent_process() is not known yet at that time.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ValueError(
+        raise UsageError(
             "a worker came by the call that started it, since it imports your script; put the "
             'call under `if __name__ == "__main__":`, or give workers=1'
         )

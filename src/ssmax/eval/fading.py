@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.eval.protocols import Subject
 from ssmax.records import Fading, Provenance
 
@@ -26,11 +27,11 @@ def measure_fading(
     """Entropy and largest weight of queries that see n keys, for some n; means over documents."""
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or not documents.numel():
-        raise ValueError(f"documents must be rows of tokens, got shape {tuple(documents.shape)}")
+        raise UsageError(f"documents must be rows of tokens, got shape {tuple(documents.shape)}")
     longest = documents.shape[1]
     n = list(num_keys) if num_keys is not None else doubling(longest)
     if not n or min(n) < 1 or max(n) > longest:
-        raise ValueError(f"num_keys must be from 1 to the documents' {longest} tokens, got {n}")
+        raise UsageError(f"num_keys must be from 1 to the documents' {longest} tokens, got {n}")
     entropy: list[list[Tensor]] = []
     largest: list[list[Tensor]] = []
     for done, document in enumerate(documents, 1):

@@ -15,6 +15,7 @@ from ssmax.data.haystack import (
     sentence_ends,
 )
 from ssmax.data.tokenizer import Tokenizer
+from ssmax.errors import UsageError
 from ssmax.eval.protocols import Subject
 from ssmax.eval.retrieval import answers, make_haystack
 from ssmax.records import NeedleScore, Provenance
@@ -42,9 +43,9 @@ def measure_needle_scores(
     `depth` None draws one for each trial, `needle` None a city and a number.
     """
     if trials < 1:
-        raise ValueError(f"trials must be at least 1, got {trials}")
+        raise UsageError(f"trials must be at least 1, got {trials}")
     if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+        raise UsageError(f"batch must be at least 1, got {batch}")
     ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
     drawn = np.random.default_rng(seed).random(trials).tolist()
     depths = drawn if depth is None else [depth] * trials

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.eval.protocols import Subject
 from ssmax.records import PositionLoss, Provenance
 
@@ -31,12 +32,12 @@ def measure_position_loss(
     """
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or documents.shape[1] < 2 or not len(documents):
-        raise ValueError(
+        raise UsageError(
             "documents must be rows of at least 2 tokens, all of one length, "
             f"got shape {tuple(documents.shape)}"
         )
     if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+        raise UsageError(f"batch must be at least 1, got {batch}")
     count, parts = len(documents), []
     for start in range(0, count, batch):
         parts.append(subject.losses(documents[start : start + batch].to(device)).double().cpu())

@@ -20,6 +20,7 @@ from ssmax.data.haystack import (
     sentence_ends,
 )
 from ssmax.data.tokenizer import Tokenizer
+from ssmax.errors import UsageError
 from ssmax.eval.protocols import Subject
 from ssmax.records import NeedleTrial, Provenance, read_jsonl, to_json_line
 
@@ -46,11 +47,11 @@ def measure_retrieval(
     Trial i of a cell has the same needle and the same stretch of text for every model.
     """
     if not len(lengths) or not len(depths) or trials < 1:
-        raise ValueError(
+        raise UsageError(
             f"a grid needs lengths, depths and trials, got {len(lengths)}, {len(depths)}, {trials}"
         )
     if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+        raise UsageError(f"batch must be at least 1, got {batch}")
     done = _finished(out, run, provenance.config_hash, trials)
     ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
     cells = [(length, depth) for length in lengths for depth in depths]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
     KEY,
     Conversion,
@@ -37,7 +38,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     model = unwrapped(model)
     scales = [getattr(module, ATTRIBUTE) for _, module in converted_modules(model)]
     if any(hasattr(scale, "original_module") for scale in scales):
-        raise ValueError(
+        raise UsageError(
             "PEFT trains a copy of this model's s and b: its own save_pretrained keeps them, or "
             "merge_and_unload gives a model that can be saved here"
         )
@@ -60,7 +61,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     check_model_and_folder("load", model, folder)
     folder = Path(folder)
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
-        raise ValueError(f"{folder} holds no adapter: {CONFIG} and {WEIGHTS} belong there")
+        raise UsageError(f"{folder} holds no adapter: {CONFIG} and {WEIGHTS} belong there")
     require("safetensors", extra="lm", purpose="loading")
     from safetensors.torch import load_file
 
@@ -78,7 +79,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
 def check_model_and_folder(name: str, model: object, folder: object) -> None:
     """Refuse a name instead of a model, and the two in the wrong order."""
     if not isinstance(model, nn.Module) or not isinstance(folder, str | Path):
-        raise ValueError(
+        raise UsageError(
             f"ssmax.hf.{name}(model, folder) takes a model that Transformers has loaded, then a "
             f"folder; got {type(model).__name__}, then {type(folder).__name__}"
         )
@@ -87,7 +88,7 @@ def check_model_and_folder(name: str, model: object, folder: object) -> None:
 def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
     """Refuse a model that an adapter cannot be for, by its config.json alone."""
     if KEY in config:
-        raise ValueError(
+        raise UsageError(
             f"{source} is converted already, so that {folder} cannot go with it; name the model "
             "that the adapter is for"
         )
@@ -111,14 +112,14 @@ def _check_same_model(
 ) -> None:
     """Refuse a base that differs `here` from what an adapter says `about` its own."""
     if about.get(_FAMILY) != here.get(_FAMILY):
-        raise ValueError(
+        raise UsageError(
             f"{folder} is an adapter for {about.get(_FAMILY)}, {base} is of the family "
             f"{here.get(_FAMILY)}; the adapter is for another model"
         )
     for key in (_DEPTH, _WIDTH):
         # Adapters that were written earlier do not tell, and not every config does.
         if None not in (about.get(key), here.get(key)) and about[key] != here[key]:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} is an adapter for a model of {key} = {about[key]}, {base} has "
                 f"{key} = {here[key]}; the adapter is for another model: give the one that it was "
                 "made from"
@@ -148,7 +149,7 @@ def refuse_nonfinite(what: object, tensors: Mapping[str, Tensor]) -> None:
     """Name every s and b with a value that makes all that it touches NaN."""
     names = sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all())
     if names:
-        raise ValueError(
+        raise UsageError(
             f"{what} has NaN or infinity in {first_three(names)}; the training that made it has "
             "diverged, go back to an earlier checkpoint"
         )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.hf.hook import (
     ATTRIBUTE,
     NEWEST,
@@ -52,7 +53,7 @@ class Conversion:
         """A model's own, or None."""
         found = getattr(unwrapped(model), RECORD, None)
         if found is not None and not isinstance(found, cls):
-            raise ValueError(
+            raise UsageError(
                 f"this {type(unwrapped(model)).__name__} runs by the code in its folder "
                 "(trust_remote_code), which this package does not reach; load the folder with "
                 "ssmax.hf.from_pretrained"
@@ -83,22 +84,22 @@ class Conversion:
         """Read back; what is unknown is an error, so that nothing is lost silently."""
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(values, Mapping):
-            raise ValueError(
+            raise UsageError(
                 f"{where} must be an object with {', '.join(sorted(known))}, got {values!r}; it "
                 "was changed: save the converted model again"
             )
         if set(values) != known:
             odd = sorted(set(values) ^ known)
-            raise ValueError(f"{where} has other fields: {odd}")
+            raise UsageError(f"{where} has other fields: {odd}")
         layers = values["layers"]
         is_list = isinstance(layers, list | tuple)
         if not is_list or not all(isinstance(name, str) for name in layers):
-            raise ValueError(
+            raise UsageError(
                 f"the layers of {where} must be a list of names, got {layers!r}; it was changed: "
                 "save the converted model again"
             )
         if values["rule"] not in RULES:
-            raise ValueError(
+            raise UsageError(
                 f"the model was converted with the rule {values['rule']!r}, which is not known "
                 "here: register it in ssmax.nn.RULES before loading"
             )
@@ -130,12 +131,12 @@ def convert(
     check_unconverted(model)
     rule, train_length = check_choice(rule, init, train_length, bias)
     if not callable(layers) and layers not in LAYERS:
-        raise ValueError(f"layers must be 'full', 'all' or a function, got {layers!r}")
+        raise UsageError(f"layers must be 'full', 'all' or a function, got {layers!r}")
     if attention not in ATTENTIONS:
-        raise ValueError(f"attention must be 'self' or 'all', got {attention!r}")
+        raise UsageError(f"attention must be 'self' or 'all', got {attention!r}")
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
-        raise ValueError(_nothing_found(model, layers, attention))
+        raise UsageError(_nothing_found(model, layers, attention))
     if attention == "all":
         _tell_of_others(model, chosen)
     _tell_of_own_scales(chosen)
@@ -151,7 +152,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
     missing = [name for name in record.layers if name not in known]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise ValueError(
+        raise UsageError(
             f"this {type(model).__name__} has no attention layer {missing[0]!r}{more}; "
             f"{from_where} is for another model"
         )
@@ -185,7 +186,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
 def revert(model: nn.Module) -> nn.Module:
     """Softmax again, in place; the model as it was before, but for what training changed."""
     if Conversion.of(model) is None:
-        raise ValueError(f"this {type(model).__name__} was not converted; there is nothing to undo")
+        raise UsageError(f"this {type(model).__name__} was not converted; there is nothing to undo")
     Conversion.take_away(unwrapped(model))
     return model
 
@@ -240,9 +241,9 @@ def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
         hint = "; convert the model inside it, before it is wrapped" if is_wrapped else ""
-        raise ValueError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
+        raise UsageError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
     if any(hasattr(module, "_orig_mod") for module in model.modules()):
-        raise ValueError(
+        raise UsageError(
             "this model, or a part of it, is compiled already; convert it before torch.compile"
         )
     # Parameters of FSDP2 and of tensor parallelism are parts of what they were; FSDP1 renames its
@@ -250,12 +251,12 @@ def _check_model(model: nn.Module) -> None:
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or any(
         type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()
     ):
-        raise ValueError(
+        raise UsageError(
             "this model is sharded already; convert it before fully_shard, FSDP or a tensor "
             "parallel plan"
         )
     if hasattr(model, "peft_config"):
-        raise ValueError(
+        raise UsageError(
             "PEFT has changed this model already and would not save its s and b; convert or load "
             "the model before PEFT wraps it"
         )
@@ -265,11 +266,11 @@ def check_unconverted(model: Any) -> None:
     """Refuse what is no model, and one that has an s already, or had one: it would be lost."""
     _check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
-        raise ValueError(
+        raise UsageError(
             "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"
         )
     if hasattr(model.config, KEY):
-        raise ValueError(
+        raise UsageError(
             f"the config of this {type(model).__name__} says that it was converted already; "
             "ssmax.hf.from_pretrained loads a checkpoint with its s. A config that is another "
             f"model's too has to be copied first; to begin anew, delete config.{KEY}"
@@ -280,7 +281,7 @@ def must_be_converted(model: nn.Module) -> Conversion:
     """How a model was converted, or a ValueError."""
     record = Conversion.of(model)
     if record is None:
-        raise ValueError(
+        raise UsageError(
             f"this {type(unwrapped(model)).__name__} is not converted; call ssmax.hf.convert "
             "before anything wraps it"
         )
@@ -301,7 +302,7 @@ def refuse_misfits(
     for words, names in (("lacks", sorted(missing)), ("has too many:", sorted(extra)),
                          ("has", other)):  # fmt: skip
         if names:
-            raise ValueError(f"{what} {words} {first_three(names)}")
+            raise UsageError(f"{what} {words} {first_three(names)}")
 
 
 def first_three(names: Sequence[str]) -> str:
@@ -323,7 +324,7 @@ def _check_transformers() -> None:
     version = tuple(map(int, re.findall(r"\d+", transformers.__version__)[:2]))
     interface = getattr(transformers, "AttentionInterface", None)
     if version < OLDEST or not hasattr(interface, "get_interface"):
-        raise ValueError(
+        raise UsageError(
             f"Transformers {transformers.__version__} has no single place where attention is "
             f"asked for; ssmax.hf works with {'.'.join(map(str, OLDEST))} and later, tested to "
             f"{'.'.join(map(str, NEWEST))}"
@@ -335,44 +336,44 @@ def check_choice(
 ) -> tuple[str, int | None]:
     """The rule that the choice amounts to, and the length that it needs."""
     if init not in INITS:
-        raise ValueError(f"init must be one of {', '.join(INITS)}, got {init!r}")
+        raise UsageError(f"init must be one of {', '.join(INITS)}, got {init!r}")
     if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+        raise UsageError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     if train_length is not None:
         check_length(train_length, "train_length")
     needs_length = init in ("anneal", "clamp") or RULES[rule].needs_length
     if init == "identity" and rule in ("ssmax", "ssmax_bias"):
         needs_length = False
     if needs_length and train_length is None:
-        raise ValueError(
+        raise UsageError(
             f"rule={rule!r} with init={init!r} needs train_length, the length that the model was "
             "trained at (not max_position_embeddings, which may be longer); for example "
             "train_length=4096"
         )
     if init == "clamp":
         if rule not in ("ssmax", "qwen_logn"):
-            raise ValueError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
+            raise UsageError(f"init='clamp' is a rule of its own; it cannot go with rule={rule!r}")
         if bias is not None:
-            raise ValueError(
+            raise UsageError(
                 f"init='clamp' learns nothing, so bias={bias} has no place in it; leave it out"
             )
         return "qwen_logn", train_length
     if rule not in ("ssmax", "ssmax_bias"):
         if init == "anneal" or bias is not None:
             what = "init='anneal'" if init == "anneal" else f"bias={bias}"
-            raise ValueError(f"{what} belongs to rule='ssmax', not to {rule!r}")
+            raise UsageError(f"{what} belongs to rule='ssmax', not to {rule!r}")
         if init == "identity" and not RULES[rule].starts_as_softmax:
-            raise ValueError(
+            raise UsageError(
                 f"rule={rule!r} does not start where softmax is; pass init='paper' for its own "
                 "first values"
             )
         return rule, train_length
     if rule == "ssmax_bias" and bias is False:
-        raise ValueError("rule='ssmax_bias' has a bias; for none pass rule='ssmax'")
+        raise UsageError("rule='ssmax_bias' has a bias; for none pass rule='ssmax'")
     starts_with_one = rule == "ssmax_bias" or init in ("identity", "anneal")
     has_bias = starts_with_one if bias is None else bias
     if init in ("identity", "anneal") and not has_bias:
-        raise ValueError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
+        raise UsageError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
     return "ssmax_bias" if has_bias else "ssmax", train_length
 
 
@@ -414,12 +415,12 @@ def _refuse_unreadable(name: str, module: nn.Module) -> None:
     leave_out = "leave it out: layers=a function that says False for it"
     # Shifted windows: -100 is added to the position bias, so that no number means hidden.
     if type(module).__name__ == "SwinAttention":
-        raise ValueError(
+        raise UsageError(
             f"{what} hides keys by a bias of -100, from which n cannot be told; {leave_out}"
         )
     # GPT-2's, and Decision Transformer's copy of it.
     if getattr(module, "reorder_and_upcast_attn", False):
-        raise ValueError(
+        raise UsageError(
             f"{what} was built with reorder_and_upcast_attn=True: in eager mode it computes "
             "softmax by code of its own, past Transformers' attention interface, so that s would "
             "do nothing; load the model with reorder_and_upcast_attn=False, an option of "
@@ -427,7 +428,7 @@ def _refuse_unreadable(name: str, module: nn.Module) -> None:
         )
     # Sam's: what flash attention cannot do is done by SDPA, unasked.
     if 'ALL_ATTENTION_FUNCTIONS["' in _source(type(module).forward):
-        raise ValueError(
+        raise UsageError(
             f"{what} falls back from flash attention to SDPA past Transformers' attention "
             f"interface, so that s would do nothing there; {leave_out}"
         )
@@ -528,7 +529,7 @@ def _num_heads(name: str, module: nn.Module) -> int:
             if isinstance(found, int) and found > 0:
                 _check_width(name, module, found)
                 return found
-    raise ValueError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+    raise UsageError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
 
 
 def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
@@ -536,7 +537,7 @@ def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
     joined = getattr(getattr(module, "o_proj", None), "in_features", None)
     width = getattr(module, "v_head_dim", None) or getattr(module, "head_dim", None)
     if isinstance(joined, int) and isinstance(width, int) and joined != num_heads * width:
-        raise ValueError(
+        raise UsageError(
             f"{name} has {joined / width:g} heads by its weights and {num_heads} by its config; a "
             "layer whose heads are not those of its config has to tell them as num_heads"
         )

@@ -14,6 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
+
 Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 Count = int | range | Tensor
 """n of every query: one for all, 1, 2, 3 and so on, or (Q,), (B, Q) or (B, H, Q)."""
@@ -83,7 +85,7 @@ def visible_keys(
 ) -> Tensor:
     """(Q,), (B, Q) or, where heads differ, (B, H, Q): at least 1."""
     if kind in _ADDING and isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        raise ValueError(
+        raise UsageError(
             f"{kind} attention adds its mask to the logits, so that booleans hide nothing, and was "
             f"given a mask of them, {tuple(mask.shape)}; give 0 where a key is seen and "
             "torch.finfo(model.dtype).min where it is hidden, or use sdpa"
@@ -215,7 +217,7 @@ def _of_engine(
     """An engine hands over positions alone, and they are those of the sequence."""
     positions = options.get("position_ids")
     if not isinstance(positions, Tensor):
-        raise ValueError(
+        raise UsageError(
             "an engine's attention was called without position_ids, so n cannot be known; "
             "run this model with sdpa, eager or flash attention"
         )

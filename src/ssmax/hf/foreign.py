@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.hf.adapter import attach_filled, check_model_and_folder, refuse_nonfinite
 from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
@@ -52,7 +53,7 @@ def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
         raise converted_already(source)
     odd = [name for name in left_over if _sounds_like_s(name) and _suffix(name) not in SUFFIXES]
     if odd:
-        raise ValueError(
+        raise UsageError(
             f"{source} holds {odd[0]}, which sounds like an s but is none that is known "
             f"({', '.join(sorted(SUFFIXES))}); it would be lost"
         )
@@ -89,14 +90,14 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
         owner, _, suffix = name.rpartition(".")
         dialect = next(one for one in DIALECTS if one.suffix == suffix)
         if dialect.why_not:
-            raise ValueError(f"{folder} holds {dialect.whose}'s {name}: {dialect.why_not}")
+            raise UsageError(f"{folder} holds {dialect.whose}'s {name}: {dialect.why_not}")
         places = [place for place in known if place == owner or place.endswith(f".{owner}")]
         if len(places) != 1:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} holds {name}, but the model has no attention layer {owner!r}"
             )
         if places[0] in origins:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} holds {origins[places[0]]} and {name}, two s for one layer; remove the "
                 "one that the model was not trained with"
             )
@@ -104,7 +105,7 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
         renamed[f"{places[0]}.{ATTRIBUTE}.scale"] = tensor.flatten().float()
     if not renamed:
         names = ", ".join(one.suffix for one in DIALECTS)
-        raise ValueError(f"{folder} carries no s by any name that is known: {names}")
+        raise UsageError(f"{folder} carries no s by any name that is known: {names}")
     # By the names that the checkpoint has for them.
     refuse_nonfinite(folder, found)
     layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.scale" in renamed)
@@ -123,7 +124,7 @@ def find(folder: Path) -> dict[str, Tensor]:
     else:
         files = sorted(path.name for path in folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} holds no .safetensors")
+        raise UsageError(f"{folder} holds no .safetensors")
     found = {}
     for name in files:
         with safe_open(folder / name, framework="pt") as file:

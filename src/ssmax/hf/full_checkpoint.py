@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
 from ssmax.hf.conversion import KEY, Conversion, attach, device_of, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
@@ -57,7 +58,7 @@ class Converted:
             and record.train_length is None
             and RULES[record.rule].needs_length
         ):
-            raise ValueError(
+            raise UsageError(
                 f"this config tells of no train_length, since the s of its model was another's "
                 f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
                 "['train_length'] to the length that the model will be trained at"
@@ -143,7 +144,7 @@ def _config_and_class(
         given = transformers.AutoConfig.from_pretrained(given, trust_remote_code=False)
     record = getattr(given, KEY, values.get(KEY))
     if record is None:
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
             f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
             "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
@@ -154,7 +155,7 @@ def _config_and_class(
     kind = getattr(transformers, names[0], None)
     model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)
     if kind is None or model_type not in transformers.CONFIG_MAPPING:
-        raise ValueError(
+        raise UsageError(
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )

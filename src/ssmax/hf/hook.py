@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.hf.counting import (
     Count,
     Kind,
@@ -243,7 +244,7 @@ def scale_of(module: nn.Module) -> Any:
 def _known_kind(implementation: str | None) -> Kind:
     kind = kind_of(implementation)
     if kind is None:
-        raise ValueError(
+        raise UsageError(
             f"the attention implementation {implementation!r} is not known, so it cannot be known "
             "what it masks; use eager, sdpa, flex_attention or flash attention"
         )
@@ -265,7 +266,7 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
         if not RULES[scale.rule].learnt:
             factor = factor[..., : query.shape[1], :]
         if factor.shape[-2] != query.shape[1]:
-            raise ValueError(
+            raise UsageError(
                 f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
                 f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
                 "layer whose heads are not those of its config has to tell them as num_heads"

@@ -9,6 +9,7 @@ from torch import nn
 
 from ssmax._extras import require
 from ssmax._files import write_whole
+from ssmax.errors import UsageError
 from ssmax.hf.bundle import Symbol, bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
@@ -65,24 +66,24 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
     record = must_be_converted(model)
     if RULES[record.rule] is not OWN_RULES.get(record.rule):
-        raise ValueError(
+        raise UsageError(
             f"the rule {record.rule!r} is not this package's own, so that the file of code would "
             "not know it; use save_pretrained and ssmax.hf.from_pretrained"
         )
     saved: Any = unwrapped(model)
     if hasattr(saved, "peft_config"):
-        raise ValueError(
+        raise UsageError(
             "PEFT has changed this model; merge_and_unload gives one that can be saved"
         )
     kind, config = type(saved), type(saved.config)
     if getattr(transformers, kind.__name__, None) is not kind:
-        raise ValueError(
+        raise UsageError(
             f"{kind.__name__} is not a class of Transformers, so that nobody could build it from "
             "one file; save_pretrained keeps remote code as it is"
         )
     heads = _auto_classes(transformers, kind, config)
     if kind.__name__ not in heads.values():
-        raise ValueError(
+        raise UsageError(
             f"no Auto class of Transformers leads from a {config.__name__} to {kind.__name__}, so "
             "that remote code could not be found by it; use save_pretrained and "
             "ssmax.hf.from_pretrained"

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
 """What an adapter is made of."""
@@ -24,9 +25,9 @@ def check_source(source: str | Path, *, of_an_adapter: str) -> None:
     # Anything else may be a name on the Hub.
     is_path = Path(source).is_absolute() or str(source).startswith(("./", "../", "~"))
     if is_path and not Path(source).exists():
-        raise ValueError(f"{str(source)!r} cannot be loaded: there is no such folder")
+        raise UsageError(f"{str(source)!r} cannot be loaded: there is no such folder")
     if is_adapter(Path(source)):
-        raise ValueError(
+        raise UsageError(
             f"{source} holds an adapter, s and b without the model that they are for; "
             + of_an_adapter
         )
@@ -52,7 +53,7 @@ def no_code_run(source: str | Path) -> Iterator[None]:
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        raise ValueError(
+        raise UsageError(
             f"{str(source)!r} brings code of its own, which is not run here; if you trust it, "
             "load it in Python with trust_remote_code=True: ssmax.hf.convert, save and "
             "CausalSubject take the model"
@@ -68,7 +69,7 @@ def whole_files(source: str | Path) -> Iterator[None]:
     except (safetensors.SafetensorError, json.JSONDecodeError) as error:
         files = sorted(Path(source).rglob("*.*")) if Path(source).is_dir() else []
         what = next((path for path in files if not _is_whole(path)), source)
-        raise ValueError(
+        raise UsageError(
             f"{what} cannot be read ({error}): it is damaged or was cut short; copy, download or "
             "save it again"
         ) from error

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.hf.adapter import load
 from ssmax.hf.conversion import KEY
 from ssmax.hf.foreign import load_with_s
@@ -48,7 +49,7 @@ def causal_config(source: str | Path) -> dict[str, Any]:
         raise not_loaded(source, error) from None
     if not _is_causal(transformers, values):
         name = (values.get("architectures") or [values.get("model_type")])[0]
-        raise ValueError(
+        raise UsageError(
             f"{source} holds a {name}, which is no causal language model; give one that predicts "
             "the next token"
         )
@@ -100,7 +101,7 @@ class CausalSubject:
         self.model: Any = model.eval()
         self.first = first
         if self.model.config.is_encoder_decoder or not self.model.can_generate():
-            raise ValueError(
+            raise UsageError(
                 f"{type(model).__name__} is no causal language model; load it with "
                 "AutoModelForCausalLM"
             )
@@ -180,7 +181,7 @@ class CausalSubject:
     def _step(self, tokens_BT: Tensor, cache: Any, **options: Any) -> Any:
         out = self.model(tokens_BT, past_key_values=cache, use_cache=True, **options)
         if out.get("past_key_values") is None:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self.model).__name__} keeps no cache, so that long texts cannot be read "
                 "in parts"
             )
@@ -211,7 +212,7 @@ class CausalSubject:
 
     def _check_length(self, length: int) -> None:
         if self._limit is not None and length > self._limit:
-            raise ValueError(
+            raise UsageError(
                 f"{type(self.model).__name__} has learnt {self._limit} positions and cannot read "
                 f"{length} tokens; measure shorter contexts"
             )

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ssmax.errors import UsageError
 from ssmax.hf.conversion import converted_modules, must_be_converted, unwrapped
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.ops.scale import initial_s
@@ -52,7 +53,7 @@ def _must_learn(model: nn.Module) -> None:
     """Raise where the rule has nothing that could."""
     if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
         record = must_be_converted(model)
-        raise ValueError(
+        raise UsageError(
             f"the rule {record.rule!r} of this model has nothing that could learn (init="
             f"{record.init!r}); convert it with init='identity', 'paper' or 'anneal', or let "
             "the rest of the model learn"
@@ -63,7 +64,7 @@ def _must_be_saved(model: nn.Module) -> None:
     """Raise where PEFT has frozen s and b and leaves them out of its files."""
     adapters = getattr(model, "peft_config", {}).values()
     if any(ATTRIBUTE not in (adapter.modules_to_save or ()) for adapter in adapters):
-        raise ValueError(
+        raise UsageError(
             "PEFT has wrapped this model and would not save its s and b; pass "
             f"modules_to_save=[{ATTRIBUTE!r}] to its config"
         )
@@ -91,9 +92,9 @@ def anneal(model: nn.Module, progress: float, before: float) -> None:
     """
     record = must_be_converted(model)
     if record.init != "anneal":
-        raise ValueError(f"this model was converted with init={record.init!r}, not 'anneal'")
+        raise UsageError(f"this model was converted with init={record.init!r}, not 'anneal'")
     if not 0.0 <= before <= progress <= 1.0:
-        raise ValueError(f"progress goes from 0 to 1 and never back, got {before} to {progress}")
+        raise UsageError(f"progress goes from 0 to 1 and never back, got {before} to {progress}")
     assert record.train_length is not None
     step = progress - before
     for _, module in converted_modules(model):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
     converted_modules,
     device_of,
@@ -53,7 +54,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     names = {module: name for name, module in converted_modules(model)}
     if set(names.values()) != set(record.layers):
         gone = sorted(set(record.layers) ^ set(names.values()))
-        raise ValueError(f"what was converted is not what carries an ssmax: {', '.join(gone[:3])}")
+        raise UsageError(f"what was converted is not what carries an ssmax: {', '.join(gone[:3])}")
     was_training = model.training
     model.eval()
     try:
@@ -75,7 +76,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     if inputs is None:
         missed = [name for name in missed if not in_tower(name)]
     if missed:
-        raise ValueError(_why_missed(missed, called, len(names), inputs))
+        raise UsageError(_why_missed(missed, called, len(names), inputs))
     tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
 
@@ -151,7 +152,7 @@ def _compare(
             unread.append(names[module])
         else:
             differ = (counts_BHQ != wanted_BHQ).any(-1).nonzero()[0].tolist()
-            raise ValueError(
+            raise UsageError(
                 f"{names[module]!r} counts n = {counts_BHQ[*differ].tolist()} where "
                 f"{wanted_BHQ[*differ].tolist()} keys are visible"
                 + (f" behind {padding} of padding" if padding else "")
@@ -160,7 +161,7 @@ def _compare(
     with audited(audit):
         model(**inputs)
     if unread:
-        raise ValueError(_why_unread(model, names, inputs, unread[0], padding))
+        raise UsageError(_why_unread(model, names, inputs, unread[0], padding))
     return reached
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.lm.config import LMConfig
 from ssmax.lm.model import LM
 
@@ -50,11 +51,11 @@ def load_lm(
     folder = Path(folder)
     config = read_config(folder)
     if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"{folder} holds no {WEIGHTS}; is the checkpoint whole?")
+        raise UsageError(f"{folder} holds no {WEIGHTS}; is the checkpoint whole?")
     try:
         weights = safetensors.load_file(folder / WEIGHTS)
     except Exception as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+        raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     with torch.device("meta"):
         model = LM(config)
     _check_weights(model, weights, folder)
@@ -66,17 +67,17 @@ def read_config(folder: Path) -> LMConfig:
     """The configuration of a folder."""
     path = folder / CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} is no model: it holds no {CONFIG}")
+        raise UsageError(f"{folder} is no model: it holds no {CONFIG}")
     try:
         values: Any = json.loads(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+        raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError(f"{path} is not of format {FORMAT}: it is another model's")
+        raise UsageError(f"{path} is not of format {FORMAT}: it is another model's")
     try:
         return LMConfig.from_dict(values)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is no model's configuration: {error}") from error
+        raise UsageError(f"{path} is no model's configuration: {error}") from error
 
 
 def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -90,6 +91,6 @@ def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) ->
     ]
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ValueError(
+        raise UsageError(
             f"{folder / WEIGHTS} does not fit its configuration: {'; '.join(faults[:3])}{more}"
         )

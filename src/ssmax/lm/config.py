@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ssmax.errors import UsageError
 from ssmax.nn.scale import RULES
 
 
@@ -49,39 +50,39 @@ class LMConfig:
     def __post_init__(self) -> None:
         for name in ("num_layers", "num_heads", "width", "ff_width", "vocab_size"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("num_key_heads", "head_width", "window"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or none, got {value}")
+                raise UsageError(f"{name} must be at least 1 or none, got {value}")
         if self.full_every is not None and (self.full_every < 2 or self.window is None):
-            raise ValueError(
+            raise UsageError(
                 f"full_every must be at least 2 and needs a window, got {self.full_every} with "
                 f"window={self.window}"
             )
         if self.rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if self.train_length < 2:
-            raise ValueError(f"train_length must be at least 2, got {self.train_length}")
+            raise UsageError(f"train_length must be at least 2, got {self.train_length}")
         if self.head_width is None and self.width % self.num_heads:
-            raise ValueError(
+            raise UsageError(
                 f"width must be a multiple of num_heads, got {self.width} and {self.num_heads}; "
                 "or set head_width"
             )
         if self.num_heads % self.key_heads:
-            raise ValueError(
+            raise UsageError(
                 "num_heads must be a multiple of num_key_heads, "
                 f"got {self.num_heads} and {self.num_key_heads}"
             )
         if self.rotary % 2 or not 0 <= self.rotary <= self.head:
-            raise ValueError(
+            raise UsageError(
                 f"rotary_width must be even and at most the head width, {self.head}, "
                 f"got {self.rotary}"
             )
         for name in ("theta", "norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if not 0.0 <= self.dropout_p < 1.0:
-            raise ValueError(f"dropout_p must be at least 0 and below 1, got {self.dropout_p}")
+            raise UsageError(f"dropout_p must be at least 0 and below 1, got {self.dropout_p}")
 
     @property
     def key_heads(self) -> int:
@@ -113,7 +114,7 @@ class LMConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise ValueError(
+                raise UsageError(
                     f"unknown key {key!r} in the model's configuration{nearest(key, known)}"
                 )
         return cls(**values)

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.lm import sampling
 from ssmax.nn import KVCache, SelfAttention
 from ssmax.ops.decode import decode_attention
@@ -131,7 +132,7 @@ class RecordedDecoder(PlainDecoder):
     def step(self, tokens_B: Tensor) -> Tensor:
         """The tokens join the rows."""
         if self.cache.length == self.cache.max_keys:
-            raise ValueError(f"the cache is full: it holds {self.cache.max_keys} keys")
+            raise UsageError(f"the cache is full: it holds {self.cache.max_keys} keys")
         self.tokens_B.copy_(tokens_B)
         if self.is_recorded and self._graph is None:
             self._record()
@@ -235,10 +236,10 @@ def decoder_kind(name: str, weight: Tensor, max_new_tokens: int) -> type[PlainDe
     """By its name, a promise; `auto` records where that is quicker for so many tokens."""
     names = ("auto", "plain", "recorded")
     if name not in names:
-        raise ValueError(f"decoder must be one of {', '.join(names)}, got {name!r}")
+        raise UsageError(f"decoder must be one of {', '.join(names)}, got {name!r}")
     if name == "recorded" and weight.device.type != "cuda":
         device = weight.device
-        raise ValueError(f"decoder='recorded' needs CUDA, got {device}; pass decoder='plain'")
+        raise UsageError(f"decoder='recorded' needs CUDA, got {device}; pass decoder='plain'")
     if name == "auto":
         # The kernels have no float64.
         has_kernels = choose_impl("auto", weight.device) == "triton"

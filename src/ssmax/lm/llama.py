@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.lm.config import LMConfig
 from ssmax.lm.model import LM
 
@@ -36,12 +37,12 @@ def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     config = model.config
     for name, plain in (("rule", "softmax"), ("qk_norm", False), ("window", None)):
         if getattr(config, name) != plain:
-            raise ValueError(
+            raise UsageError(
                 f"Llama has no {name}={getattr(config, name)!r}; only {name}={plain!r} can be "
                 "written in its layout"
             )
     if config.rotary != config.head:
-        raise ValueError(f"Llama rotates whole heads, got rotary_width={config.rotary}")
+        raise UsageError(f"Llama rotates whole heads, got rotary_width={config.rotary}")
     state = model.state_dict()
     weights = {theirs: state[ours] for ours, theirs in _names(config)}
     return weights, {
@@ -77,14 +78,14 @@ def from_llama_weights(weights: Mapping[str, Tensor], config: LMConfig) -> LM:
     unknown = sorted(set(weights) - {theirs for _, theirs in names})
     unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
     if missing or unknown:
-        raise ValueError(
+        raise UsageError(
             f"these are not the weights of a Llama of this shape: missing {missing[:3]}, "
             f"unknown {unknown[:3]}"
         )
     state = model.state_dict()
     for ours, theirs in names:
         if state[ours].shape != weights[theirs].shape:
-            raise ValueError(
+            raise UsageError(
                 f"{theirs} must be {tuple(state[ours].shape)}, got {tuple(weights[theirs].shape)}"
             )
         state[ours].copy_(weights[theirs])

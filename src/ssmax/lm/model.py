@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.lm import sampling
 from ssmax.lm.config import LMConfig
 from ssmax.lm.decoder import PlainDecoder, decoder_kind
@@ -240,7 +241,7 @@ class LM(nn.Module):
         """
         choose = sampling.chooser(temperature, top_k, top_p, generator)
         if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+            raise UsageError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         device = self.embedding.weight.device
         tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
         kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
@@ -310,7 +311,7 @@ class LM(nn.Module):
 
     def _check_tokens(self, tokens_BT: Tensor) -> None:
         if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
-            raise ValueError(
+            raise UsageError(
                 "tokens must be integers of shape (batch, tokens), "
                 f"got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}"
             )

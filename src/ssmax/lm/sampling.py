@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import autocast_dtype
 
 COLDEST = 1e-20
@@ -21,11 +22,11 @@ def chooser(
 ) -> Callable[[Tensor], Tensor]:
     """The function that chooses tokens (B,) from logits (B, V)."""
     if not temperature >= 0.0:
-        raise ValueError(f"temperature must be at least 0 (0 is greedy), got {temperature}")
+        raise UsageError(f"temperature must be at least 0 (0 is greedy), got {temperature}")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise UsageError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+        raise UsageError(f"top_p must be above 0 and at most 1, got {top_p}")
 
     def greedy(logits_BV: Tensor) -> Tensor:
         return logits_BV.argmax(-1)
@@ -59,19 +60,19 @@ def left_padded(
     """Prompts of unequal length as one batch (B, T), and where it holds tokens (B, T)."""
     rows = [torch.as_tensor(prompt) for prompt in prompts]
     if not rows:
-        raise ValueError("prompts must hold at least one prompt, got none")
+        raise UsageError("prompts must hold at least one prompt, got none")
     for number, row in enumerate(rows):
         if row.dim() != 1 or row.numel() == 0:
-            raise ValueError(
+            raise UsageError(
                 f"every prompt must be a list of at least one token; prompt {number} has shape "
                 f"{tuple(row.shape)}"
             )
         if row.is_floating_point() or row.dtype == torch.bool:
-            raise ValueError(f"tokens must be integers; prompt {number} holds {row.dtype}")
+            raise UsageError(f"tokens must be integers; prompt {number} holds {row.dtype}")
         # Tokens on disk are uint16, of which torch knows no least.
         row = rows[number] = row.long()
         if not (int(row.min()) >= 0 and int(row.max()) < vocab_size):
-            raise ValueError(
+            raise UsageError(
                 f"tokens must lie in 0..{vocab_size - 1}; prompt {number} holds "
                 f"{int(row.min())}..{int(row.max())}. Is it another tokenizer's?"
             )

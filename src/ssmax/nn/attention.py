@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.nn.cache import KVCache
 from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
@@ -69,27 +70,27 @@ class SelfAttention(nn.Module):
         super().__init__()
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         if num_heads < 1 or num_key_heads < 1 or num_heads % num_key_heads:
-            raise ValueError(
+            raise UsageError(
                 f"query heads must be a multiple of key heads, got {num_heads} and {num_key_heads}"
             )
         if head_width is None:
             if width % num_heads:
-                raise ValueError(
+                raise UsageError(
                     f"width must be a multiple of num_heads, got {width} and {num_heads}; "
                     "or pass head_width"
                 )
             head_width = width // num_heads
         if rotary_width is not None and rotary_width > head_width:
-            raise ValueError(
+            raise UsageError(
                 f"rotary_width must be at most the head width, {head_width}, got {rotary_width}"
             )
         window_pair(window)  # raises on a window that is none
         if backend not in get_args(Backend):
-            raise ValueError(
+            raise UsageError(
                 f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}"
             )
         if not 0.0 <= dropout_p < 1.0:
-            raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
+            raise UsageError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
         self.num_heads, self.num_key_heads, self.head_width = num_heads, num_key_heads, head_width
         self.window, self.is_causal = window, is_causal
         self.dropout_p = dropout_p
@@ -126,7 +127,7 @@ class SelfAttention(nn.Module):
         the layer makes them itself.
         """
         if x_BTC.dim() != 3:
-            raise ValueError(f"x must be (batch, tokens, width), got {tuple(x_BTC.shape)}")
+            raise UsageError(f"x must be (batch, tokens, width), got {tuple(x_BTC.shape)}")
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
         if sight is not None:
@@ -227,9 +228,9 @@ def _check_sight(
     cu_seqlens: Tensor | None,
 ) -> None:
     if key_padding_mask is not None or cu_seqlens is not None:
-        raise ValueError("sight says what is visible; pass no key_padding_mask or cu_seqlens too")
+        raise UsageError("sight says what is visible; pass no key_padding_mask or cu_seqlens too")
     if (sight.num_queries, sight.num_keys) != (num_new, num_keys):
-        raise ValueError(
+        raise UsageError(
             f"sight must be of {num_new} queries and {num_keys} keys, "
             f"got {sight.num_queries} and {sight.num_keys}"
         )

@@ -5,6 +5,8 @@
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
+
 
 class KVCache:
     """Keys and values per layer, growing or in memory set aside beforehand.
@@ -18,7 +20,7 @@ class KVCache:
 
     def __init__(self, num_layers: int) -> None:
         if num_layers < 1:
-            raise ValueError(f"num_layers must be at least 1, got {num_layers}")
+            raise UsageError(f"num_layers must be at least 1, got {num_layers}")
         self.length: int = 0
         self.max_keys: int | None = None
         self._keys: list[Tensor | None] = [None] * num_layers
@@ -50,7 +52,7 @@ class KVCache:
         }
         for name, size in sizes.items():
             if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
+                raise UsageError(f"{name} must be at least 1, got {size}")
         cache = cls(num_layers)
         cache.max_keys = max_keys
         for buffers in (cache._keys, cache._values):
@@ -68,9 +70,9 @@ class KVCache:
     def write(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Put the new tokens after the first `length`; all keys and values of the layer so far."""
         if not 0 <= layer < self.num_layers:
-            raise ValueError(f"layer must lie in 0..{self.num_layers - 1}, got {layer}")
+            raise UsageError(f"layer must lie in 0..{self.num_layers - 1}, got {layer}")
         if k_BGTD.shape[:3] != v_BGTD.shape[:3]:
-            raise ValueError(
+            raise UsageError(
                 "new keys and values must agree in batch, heads and tokens, "
                 f"got {tuple(k_BGTD.shape)} and {tuple(v_BGTD.shape)}"
             )
@@ -83,16 +85,16 @@ class KVCache:
         """Keys and values of a preallocated layer, (B, G, max_keys, D), all of them."""
         keys, values = self._keys[layer], self._values[layer]
         if self.max_keys is None or keys is None or values is None:
-            raise ValueError("a growing cache has no room of its own; make it with preallocated()")
+            raise UsageError("a growing cache has no room of its own; make it with preallocated()")
         return keys, values
 
     def advance(self, num_tokens: int) -> None:
         """Count tokens that every layer has written."""
         if num_tokens < 0:
-            raise ValueError(f"num_tokens must be at least 0, got {num_tokens}")
+            raise UsageError(f"num_tokens must be at least 0, got {num_tokens}")
         written = min(self._written)
         if self.length + num_tokens > written:
-            raise ValueError(
+            raise UsageError(
                 f"every layer must have written what is counted: {self.length} + {num_tokens} "
                 f"tokens, layer {self._written.index(written)} holds {written}"
             )
@@ -105,12 +107,12 @@ class KVCache:
             return new_BGTD
         wanted, came = list(past.shape), list(new_BGTD.shape)
         if len(came) != 4 or wanted[:2] + wanted[3:] != came[:2] + came[3:]:
-            raise ValueError(
+            raise UsageError(
                 f"new keys must fit the cache: (batch, heads, new tokens, width) like "
                 f"{tuple(wanted)}, got {tuple(came)}"
             )
         if new_BGTD.dtype != past.dtype:
-            raise ValueError(
+            raise UsageError(
                 f"new keys must have the cache's dtype, {past.dtype}, got {new_BGTD.dtype}"
             )
         stop = self.length + new_BGTD.shape[2]
@@ -119,7 +121,7 @@ class KVCache:
             buffers[layer] = grown
             return grown
         if stop > self.max_keys:
-            raise ValueError(
+            raise UsageError(
                 f"the cache holds {self.max_keys} keys; {self.length} are there and "
                 f"{new_BGTD.shape[2]} more came. Give it a larger max_keys"
             )

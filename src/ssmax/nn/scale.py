@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.ops import scale as rules
 from ssmax.ops.visible import values_are_readable
 
@@ -193,12 +194,12 @@ class SSMaxScale(_KeepsFloat32):
     ) -> None:
         super().__init__()
         if rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
+            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
         if num_heads < 1:
-            raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+            raise UsageError(f"num_heads must be at least 1, got {num_heads}")
         spec = RULES[rule]
         if spec.needs_length and train_length is None:
-            raise ValueError(
+            raise UsageError(
                 f"rule={rule!r} needs train_length, the length of the training sequences, "
                 "for example train_length=1024"
             )
@@ -206,13 +207,13 @@ class SSMaxScale(_KeepsFloat32):
             rules.check_length(train_length, "train_length")
             train_length = int(train_length)
         if spec.floor_length is None and not (beta is None and floor_length is None):
-            raise ValueError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
+            raise UsageError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")
         if floor_length is not None and floor_length < 1:
-            raise ValueError(f"floor_length must be at least 1, got {floor_length}")
+            raise UsageError(f"floor_length must be at least 1, got {floor_length}")
         if table is not None and rule != "probe":
-            raise ValueError(f"table belongs to rule='probe', not to {rule!r}")
+            raise UsageError(f"table belongs to rule='probe', not to {rule!r}")
         if table is not None and table.p.shape[0] != train_length:
-            raise ValueError(
+            raise UsageError(
                 f"the table ends at n = {table.p.shape[0]}, train_length is {train_length}"
             )
         self.num_heads = num_heads
@@ -266,7 +267,7 @@ class SSMaxScale(_KeepsFloat32):
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.full((1,), num_keys, device=device)
         if num_keys.dim() not in (1, 2):
-            raise ValueError(
+            raise UsageError(
                 f"num_keys must be (queries,) or (batch, queries), got {tuple(num_keys.shape)}; "
                 + (
                     "for a single number write n[None]"

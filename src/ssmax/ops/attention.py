@@ -11,6 +11,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
@@ -56,7 +57,7 @@ def ssmax_attention(
     """
     _check_heads(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
+        raise UsageError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
     sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight)
     q = scale_query(q, factor_BHT)
@@ -140,41 +141,41 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.is_nested:
             kind = "a nested tensor" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(
+            raise UsageError(
                 f"{name} must be a tensor (batch, heads, tokens, width), got {kind}; documents of "
                 "several lengths go in padded with key_padding_mask, or packed with cu_seqlens"
             )
         if x.dim() != 4:
-            raise ValueError(
+            raise UsageError(
                 f"{name} must have 4 dimensions, (batch, heads, tokens, width), "
                 f"got shape {tuple(x.shape)}"
             )
         if not x.is_floating_point():
-            raise ValueError(f"{name} must be floating point, got {x.dtype}; write {name}.float()")
+            raise UsageError(f"{name} must be floating point, got {x.dtype}; write {name}.float()")
     if k.shape[:3] != v.shape[:3]:
-        raise ValueError(
+        raise UsageError(
             f"k and v must agree in batch, heads and tokens, got {tuple(k.shape)} and "
             f"{tuple(v.shape)}"
         )
     if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
-        raise ValueError(
+        raise UsageError(
             f"q and k must agree in batch and head width, got {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if not (q.dtype == k.dtype == v.dtype or autocast_dtype(q.device, q.dtype) is not None):
-        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
+        raise UsageError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
     if not q.device == k.device == v.device:
-        raise ValueError(
+        raise UsageError(
             f"q, k and v must be on one device, got {q.device}, {k.device}, {v.device}"
         )
     heads, key_heads = q.shape[1], k.shape[1]
     if heads == key_heads:
         return
     if key_heads == 0 or heads % key_heads:
-        raise ValueError(
+        raise UsageError(
             f"query heads must be a multiple of key heads, got {heads} and {key_heads}"
         )
     if not enable_gqa:
-        raise ValueError(
+        raise UsageError(
             f"{heads} query heads share {key_heads} key heads; "
             "pass enable_gqa=True if that is meant"
         )
@@ -184,14 +185,14 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
     """One number or one per query head, as a tensor at least as wide as q."""
     if not isinstance(value, Tensor):
         if not isinstance(value, Real) or isinstance(value, bool):
-            raise ValueError(
+            raise UsageError(
                 f"{name} must be a number or a tensor of one value per query head, got {value!r}"
             )
         value = torch.tensor(float(value), dtype=at_least_float32(q.dtype))
     if not value.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
+        raise UsageError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
     if value.shape not in ((), (1,), (q.shape[1],)):
-        raise ValueError(
+        raise UsageError(
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
             f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads; and "
             "is q (batch, heads, tokens, width)?"
@@ -204,11 +205,11 @@ def _check_num_keys(num_keys: int | Tensor, q: Tensor) -> Tensor:
     batch, heads, num_queries, _ = q.shape
     n = torch.as_tensor(num_keys, device=q.device)
     if n.dtype == torch.bool or n.is_complex():
-        raise ValueError(f"num_keys must be numbers, got {n.dtype}")
+        raise UsageError(f"num_keys must be numbers, got {n.dtype}")
     wanted = (num_queries, heads, batch) if n.dim() == 3 else (num_queries, batch)
     sizes = zip(n.shape[::-1], wanted, strict=False)
     if n.dim() > 3 or any(size not in (1, most) for size, most in sizes):
-        raise ValueError(
+        raise UsageError(
             f"num_keys must be a number or broadcast to ({num_queries} queries,), "
             f"({batch}, {num_queries}) or ({batch}, {heads}, {num_queries}), got {tuple(n.shape)}"
         )
@@ -223,12 +224,12 @@ def _check_rows(rows: Tensor | list[int], q: Tensor) -> Tensor:
     rows = rows.to(q.device)
     num_queries = q.shape[2]
     if rows.dim() != 1 or rows.is_floating_point() or rows.dtype == torch.bool:
-        raise ValueError(
+        raise UsageError(
             f"rows must be a list of query indices, got {rows.dtype} of shape {tuple(rows.shape)}"
         )
     outside = (rows < -num_queries) | (rows >= num_queries)
     if values_are_readable(rows) and outside.any():
-        raise ValueError(
+        raise UsageError(
             f"rows must lie in -{num_queries}..{num_queries - 1}, got {int(rows[outside][0])}"
         )
     return torch.where(rows < 0, rows + num_queries, rows)

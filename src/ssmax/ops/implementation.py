@@ -6,6 +6,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ssmax.errors import UsageError
+
 Impl = Literal["auto", "reference", "triton"]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton's interpreter runs the kernels, on any device."""
@@ -20,11 +22,11 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 def choose_impl(impl: Impl, device: torch.device) -> Impl:
     """What `auto` means here; a name is a promise and is refused where it cannot be kept."""
     if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+        raise UsageError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if impl == "auto":
         return "triton" if device.type == "cuda" and _HAS_TRITON else "reference"
     if impl == "triton" and device.type != "cuda" and not INTERPRETED:
-        raise ValueError(
+        raise UsageError(
             f"impl='triton' needs CUDA tensors, got {device}; pass impl='reference', or set "
             "TRITON_INTERPRET=1 before Python starts to run the kernels in Triton's interpreter"
         )

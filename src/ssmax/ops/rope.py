@@ -9,6 +9,7 @@ together (the layout of GPT-NeoX and Llama); the channels after it pass through.
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
 
 
@@ -20,7 +21,7 @@ def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple
     check_rotary(width, theta)
     if not isinstance(positions, Tensor):
         kind = type(positions).__name__
-        raise ValueError(f"positions must be a tensor, got {kind}; write torch.arange(...)")
+        raise UsageError(f"positions must be a tensor, got {kind}; write torch.arange(...)")
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(width // 2, dtype=exact, device=positions.device)
     angle = positions.to(exact).unsqueeze(-1) * theta ** (-2.0 * pair / max(width, 1))
@@ -30,9 +31,9 @@ def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple
 def check_rotary(width: int, theta: float) -> None:
     """Raise on a rotary width or a base that there is none of; width 0 rotates nothing."""
     if width < 0 or width % 2:
-        raise ValueError(f"the rotary width must be even and at least 0, got {width}")
+        raise UsageError(f"the rotary width must be even and at least 0, got {width}")
     if not theta > 0:
-        raise ValueError(f"theta must be positive, got {theta}")
+        raise UsageError(f"theta must be positive, got {theta}")
 
 
 def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,13 +56,13 @@ def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def check_tables(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Raise where the tables do not belong to these heads."""
     if x_BHTD.dim() != 4 or not x_BHTD.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             "heads must be floating point of shape (batch, heads, tokens, width), "
             f"got {x_BHTD.dtype} of shape {tuple(x_BHTD.shape)}"
         )
     batch, _, tokens, width = x_BHTD.shape
     if cos.shape != sin.shape or not (cos.is_floating_point() and sin.is_floating_point()):
-        raise ValueError(
+        raise UsageError(
             "cos and sin must be floating point and of one shape, "
             f"got {cos.dtype} {tuple(cos.shape)} and {sin.dtype} {tuple(sin.shape)}"
         )
@@ -70,12 +71,12 @@ def check_tables(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> None:
         or cos.shape[-2] != tokens
         or cos.shape[:-2] not in ((), (1,), (batch,))
     ):
-        raise ValueError(
+        raise UsageError(
             f"cos and sin must be ({tokens} tokens, rotary width / 2), or with a batch of {batch} "
             f"before it, got {tuple(cos.shape)}; make them with rope_tables(positions, width)"
         )
     if 2 * cos.shape[-1] > width:
-        raise ValueError(
+        raise UsageError(
             f"cos and sin rotate {2 * cos.shape[-1]} channels, a head has {width}; "
             "they hold one column per pair of channels, so at most half the head width"
         )

@@ -16,6 +16,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.visible import values_are_readable
 
@@ -37,7 +38,7 @@ def check_length(length: int, name: str = "length") -> None:
     """Raise on what is no length of a training sequence."""
     is_whole = isinstance(length, Real) and math.isfinite(length) and length == int(length)
     if isinstance(length, bool) or not is_whole or length < 2:
-        raise ValueError(
+        raise UsageError(
             f"{name} must be a whole number of at least 2 tokens, got {length!r}; "
             "give the length of the training sequences"
         )
@@ -153,7 +154,7 @@ def check_num_keys(num_keys: int | Tensor) -> None:
     if isinstance(num_keys, Tensor) and not (values_are_readable(num_keys) and num_keys.numel()):
         return
     if not isinstance(num_keys, Tensor | Real | torch.SymInt):
-        raise ValueError(
+        raise UsageError(
             f"num_keys must be a number or a tensor, got {type(num_keys).__name__}; "
             "write torch.tensor(...) for several"
         )
@@ -161,7 +162,7 @@ def check_num_keys(num_keys: int | Tensor) -> None:
     largest = num_keys.max().item() if isinstance(num_keys, Tensor) else num_keys
     if not 1 <= smallest <= largest < math.inf:
         wrong = largest if smallest >= 1 else smallest
-        raise ValueError(
+        raise UsageError(
             f"num_keys must be at least 1 (log n is taken) and finite, got {wrong:g}; "
             "a query that sees nothing has n = 1"
         )
@@ -176,7 +177,7 @@ def check_finite(name: str, value: Number) -> None:
     if not all(map(math.isfinite, values)):
         wrong = next(value for value in values if not math.isfinite(value))
         found = "NaN" if math.isnan(wrong) else f"{wrong:g}"
-        raise ValueError(f"{name} holds {found}; the training that made it has diverged")
+        raise UsageError(f"{name} holds {found}; the training that made it has diverged")
 
 
 def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:

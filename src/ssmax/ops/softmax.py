@@ -5,6 +5,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.scale import Number, check_finite, unchecked_ssmax_factor
 
@@ -44,22 +45,22 @@ def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = 
 def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
     """Which entries are visible, and how many along dim (kept as 1)."""
     if not isinstance(z, Tensor):
-        raise ValueError(f"z must be a tensor, got {type(z).__name__}; write torch.tensor(...)")
+        raise UsageError(f"z must be a tensor, got {type(z).__name__}; write torch.tensor(...)")
     if not z.is_floating_point():
-        raise ValueError(f"z must be floating point, got {z.dtype}; write z.float()")
+        raise UsageError(f"z must be floating point, got {z.dtype}; write z.float()")
     if z.dim() == 0 or not -z.dim() <= dim < z.dim():
-        raise ValueError(f"dim must name one of the {z.dim()} dimensions of z, got {dim}")
+        raise UsageError(f"dim must name one of the {z.dim()} dimensions of z, got {dim}")
     visible = z != -torch.inf
     if mask is not None:
         if mask.dtype != torch.bool:
-            raise ValueError(
+            raise UsageError(
                 f"mask must be boolean, True is visible, got {mask.dtype}; an additive mask is "
                 "added to z by the caller: its -inf is read as hidden"
             )
         try:
             visible = visible & mask.expand(z.shape)
         except RuntimeError:
-            raise ValueError(
+            raise UsageError(
                 f"mask must broadcast to the shape of z, {tuple(z.shape)}, got {tuple(mask.shape)}"
             ) from None
     return visible, visible.sum(dim, keepdim=True)
@@ -80,13 +81,13 @@ def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
     """A value as a tensor of z's rank that does not vary along dim, as wide as z and float32."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_number or (isinstance(value, Tensor) and value.is_floating_point())):
-        raise ValueError(f"{name} must be a number or a floating tensor, got {value!r}")
+        raise UsageError(f"{name} must be a number or a floating tensor, got {value!r}")
     if not isinstance(value, Tensor):
         value = torch.tensor(float(value), dtype=at_least_float32(z.dtype))
     shape = (1,) * (z.dim() - value.dim()) + tuple(value.shape)
     fits = len(shape) == z.dim() and all(a in (1, b) for a, b in zip(shape, z.shape, strict=True))
     if not fits or shape[dim] != 1:
-        raise ValueError(
+        raise UsageError(
             f"{name} must be a number, or broadcast to z of shape {tuple(z.shape)} with size 1 "
             f"along dim {dim}, got {tuple(value.shape)}; for one value per head of (B, H, T, S) "
             "logits pass it as (H, 1, 1)"

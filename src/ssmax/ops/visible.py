@@ -15,6 +15,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from ssmax.errors import UsageError
+
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
 ROWS_PER_BLOCK = 256
@@ -276,7 +278,7 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
     True is visible; of an additive mask, all but -inf and what is too low to leave any weight.
     """
     if not isinstance(mask, Tensor):
-        raise ValueError(
+        raise UsageError(
             f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
         )
     if mask.dtype == torch.bool:
@@ -284,7 +286,7 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
     elif mask.is_floating_point():
         visible = _hide_lowest(mask) != -torch.inf
     else:
-        raise ValueError(
+        raise UsageError(
             "mask must be boolean (True is visible) or floating (-inf is hidden), "
             f"got {mask.dtype}; "
             "write mask.bool() if 1 means visible"
@@ -379,12 +381,12 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
         if tensor is None:
             continue
         if not isinstance(tensor, Tensor):
-            raise ValueError(
+            raise UsageError(
                 f"{name} must be a tensor, got {type(tensor).__name__}; write torch.tensor(...)"
             )
         device = tensor.device if device is None else torch.device(device)
         if tensor.device.type != device.type:
-            raise ValueError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")
+            raise UsageError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")
     return torch.device("cpu" if device is None else device)
 
 
@@ -394,7 +396,7 @@ def window_pair(window: Window) -> tuple[int, int]:
         return UNBOUNDED, UNBOUNDED
     if isinstance(window, Integral) and not isinstance(window, bool):
         if int(window) <= 0:
-            raise ValueError(
+            raise UsageError(
                 f"window must be at least 1 (the query itself), got {window}; "
                 "pass None for no window"
             )
@@ -404,7 +406,7 @@ def window_pair(window: Window) -> tuple[int, int]:
         are_ints = all(type(side) is int for side in (left, right))
         if are_ints and min(left, right) >= UNBOUNDED:
             return left, right
-    raise ValueError(
+    raise UsageError(
         "window must be an int W (the query and the W - 1 keys before it) or a pair (left, right) "
         f"of ints, -1 for unbounded, got {window!r}"
     )
@@ -413,7 +415,7 @@ def window_pair(window: Window) -> tuple[int, int]:
 def _check_sizes(num_queries: int, num_keys: int) -> None:
     for name, size in (("num_queries", num_queries), ("num_keys", num_keys)):
         if isinstance(size, float | Tensor) or size < 0:
-            raise ValueError(f"{name} must be a whole number, at least 0, got {size!r}")
+            raise UsageError(f"{name} must be a whole number, at least 0, got {size!r}")
 
 
 def _check_mask(
@@ -425,12 +427,12 @@ def _check_mask(
     num_heads: int | None,
 ) -> None:
     if is_causal:
-        raise ValueError(
+        raise UsageError(
             "is_causal goes with key_padding_mask, positions, window and cu_seqlens, not with "
             "attn_mask; put causality into the mask, or pass the padding as key_padding_mask"
         )
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             "attn_mask must be boolean (True is visible) or floating (added to the logits, -inf is "
             f"hidden), got {mask.dtype}; write attn_mask.bool() if 1 means visible"
         )
@@ -439,13 +441,13 @@ def _check_mask(
         for size, wanted in zip(mask.shape[-2:], (num_queries, num_keys), strict=True)
     )
     if not fits:
-        raise ValueError(
+        raise UsageError(
             f"attn_mask must have 2 to 4 dimensions and broadcast to (batch, heads, {num_queries} "
             f"queries, {num_keys} keys), got {tuple(mask.shape)}"
         )
     leading = zip(mask.shape[:-2][::-1], (num_heads, batch), strict=False)
     if any(wanted is not None and size not in (1, wanted) for size, wanted in leading):
-        raise ValueError(
+        raise UsageError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) with batch {batch} and "
             f"{num_heads} heads, got {tuple(mask.shape)}"
         )
@@ -453,17 +455,17 @@ def _check_mask(
 
 def _check_keep(keep: Tensor, num_keys: int, batch: int | None) -> None:
     if keep.dtype != torch.bool:
-        raise ValueError(
+        raise UsageError(
             f"key_padding_mask must be boolean, True for tokens and False for padding, "
             f"got {keep.dtype}; write mask.bool()"
         )
     if keep.dim() != 2 or keep.shape[-1] != num_keys:
-        raise ValueError(
+        raise UsageError(
             f"key_padding_mask must be (batch, {num_keys} keys), got {tuple(keep.shape)}; "
             "with a cache it covers the cached keys too"
         )
     if batch is not None and keep.shape[0] != batch:
-        raise ValueError(
+        raise UsageError(
             f"key_padding_mask must have a row for each of the {batch} rows of the batch, "
             f"got {keep.shape[0]}"
         )
@@ -473,14 +475,14 @@ def _check_cu_seqlens(
     cu_seqlens: Tensor, num_queries: int, num_keys: int, max_seqlen: int | None
 ) -> None:
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}; write .int()")
+        raise UsageError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}; write .int()")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2:
-        raise ValueError(
+        raise UsageError(
             "cu_seqlens must be 1-D, the start of every document and the end of the last: "
             f"[0, ..., {num_keys}], got shape {tuple(cu_seqlens.shape)}"
         )
     if num_queries > num_keys:
-        raise ValueError(
+        raise UsageError(
             "cu_seqlens bound the documents of a row of keys, of which the queries are the last: "
             f"got {num_queries} queries for {num_keys} keys"
         )
@@ -488,17 +490,17 @@ def _check_cu_seqlens(
         return
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
-        raise ValueError(f"cu_seqlens must start at 0, got {bounds[0]}; prepend the 0")
+        raise UsageError(f"cu_seqlens must start at 0, got {bounds[0]}; prepend the 0")
     if bounds[-1] != num_keys:
-        raise ValueError(
+        raise UsageError(
             f"cu_seqlens must end at the number of keys, {num_keys}, got {bounds[-1]}; "
             "let the padding at the end be a document of its own"
         )
     if any(later < earlier for earlier, later in itertools.pairwise(bounds)):
-        raise ValueError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
+        raise UsageError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")
     longest = max(later - earlier for earlier, later in itertools.pairwise(bounds))
     if max_seqlen is not None and longest > max_seqlen:
-        raise ValueError(
+        raise UsageError(
             f"max_seqlen must be at least the longest document, {longest}, got {max_seqlen}"
         )
 
@@ -507,27 +509,27 @@ def _check_positions(
     positions: Tensor, is_causal: bool, num_queries: int, num_keys: int, batch: int | None
 ) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
-        raise ValueError(
+        raise UsageError(
             "positions must be integers, the place of every query in its document, got "
             f"{positions.dtype}; write .long(), and {ROTARY_HINT}"
         )
     if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
-        raise ValueError(
+        raise UsageError(
             f"positions must be (queries,) or (batch, queries) with {num_queries} queries, "
             f"got {tuple(positions.shape)}"
         )
     if positions.dim() == 2 and batch is not None and positions.shape[0] not in (1, batch):
-        raise ValueError(
+        raise UsageError(
             f"positions must be (queries,) or have a row for each of the {batch} rows of the "
             f"batch, got {positions.shape[0]}"
         )
     if not is_causal and num_queries != num_keys:
-        raise ValueError(
+        raise UsageError(
             "positions without is_causal must cover every key, to tell where a document ends: "
             f"got {num_queries} queries for {num_keys} keys; pass cu_seqlens or attn_mask instead"
         )
     if values_are_readable(positions) and (positions < 0).any():
-        raise ValueError(
+        raise UsageError(
             f"positions must be at least 0, got {int(positions.min())}; count from the start of "
             "each document and give the padding any position that is not negative"
         )
@@ -556,7 +558,7 @@ def _check_order(positions: Tensor, is_causal: bool, num_keys: int, keep_BS: Ten
     if is_wrong.any():
         place = tuple(is_wrong.nonzero()[0].tolist())
         here, last = (int(part.expand(is_wrong.shape)[place]) for part in (after, before))
-        raise ValueError(
+        raise UsageError(
             "positions must rise by 1 inside a document and begin the next one at 0, "
             f"got {here} after {last}; {ROTARY_HINT}"
         )

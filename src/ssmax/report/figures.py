@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmax.errors import UsageError
 from ssmax.records import Fading, NeedleScore, NeedleTrial, PositionLoss
 from ssmax.report.curves import (
     accuracy_map,
@@ -172,7 +173,7 @@ def figure5(
 def figure6(trials: Mapping[str, Sequence[NeedleTrial]], *, labels: Labels = None) -> Any:
     """C6: accuracy by context size and depth, in percent, one map for each configuration."""
     if not trials:
-        raise ValueError("figure 6 needs the trials of at least one configuration")
+        raise UsageError("figure 6 needs the trials of at least one configuration")
     columns = min(3, len(trials))
     rows = math.ceil(len(trials) / columns)
     figure, axes = new_figure(3.2 * columns, 2.9 * rows, columns=columns, rows=rows)

@@ -13,6 +13,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ssmax.errors import UsageError
 from ssmax.records import (
     JOURNAL,
     RUN_CONFIG,
@@ -168,7 +169,7 @@ def read_study_file(folder: Path) -> dict[str, Any]:
     """What a study's folder says of itself: the study, its jobs, and where it was made."""
     path = folder / STUDY
     if not path.is_file():
-        raise ValueError(
+        raise UsageError(
             f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"
         )
     try:
@@ -179,7 +180,7 @@ def read_study_file(folder: Path) -> dict[str, Any]:
         itemgetter("train_length", "theta")(study["pretraining"]["model"])
         return {**values, "study": study}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not the record of a study: {error!r}") from None
+        raise UsageError(f"{path} is not the record of a study: {error!r}") from None
 
 
 @contextmanager
@@ -192,7 +193,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             # tarfile tells of every compression that it tried, a line each.
             words = str(error).partition(":\n")[0]
-            raise ValueError(f"{archive} is no piece of a study: {words}") from None
+            raise UsageError(f"{archive} is no piece of a study: {words}") from None
         yield Path(folder)
 
 
@@ -209,7 +210,7 @@ def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
             if f"{job}-{name}-{seed}" in done and path.is_file():
                 records = _newest(read_jsonl(path, kind))
                 if not records:
-                    raise ValueError(f"{path} is empty; {_again(job, name, seed)}")
+                    raise UsageError(f"{path} is empty; {_again(job, name, seed)}")
                 is_one = kind in (PositionLoss, Fading)
                 home.setdefault(name, {})[replica] = records[-1] if is_one else records
                 words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
@@ -257,7 +258,7 @@ def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> Non
     journal = read_journal(run / JOURNAL)
     steps = [line for line in journal if line["kind"] == "step"]
     if not steps:
-        raise ValueError(f"{run / JOURNAL} has no steps, though the run is done: it was cut short")
+        raise UsageError(f"{run / JOURNAL} has no steps, though the run is done: it was cut short")
     losses = [line["loss"] for line in steps]
     scales = [line["values"] for line in journal if line["kind"] == "scale"]
     if name == PROBE:
@@ -269,5 +270,5 @@ def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> Non
     try:
         provenance = Provenance(**json.loads((run / RUN_CONFIG).read_text())["provenance"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{run / RUN_CONFIG} is not the record of a run: {error!r}") from None
+        raise UsageError(f"{run / RUN_CONFIG} is not the record of a run: {error!r}") from None
     findings.provenances.append((f"pretraining, {name}, {replica}", provenance))

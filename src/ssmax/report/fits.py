@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ssmax.errors import UsageError
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
@@ -30,7 +32,7 @@ def fit_shapes(n: Sequence[int], values: Sequence[float]) -> list[Fit]:
     """Least squares by each shape and by the best power of n, the best fit first."""
     x, y = np.asarray(n, float), np.asarray(values, float)
     if x.size != y.size or x.size < 3 or x.min() < 1:
-        raise ValueError(f"a fit needs at least 3 values at n >= 1, got {x.size} and {y.size}")
+        raise UsageError(f"a fit needs at least 3 values at n >= 1, got {x.size} and {y.size}")
     fits = [_fit(name, shape(x), y) for name, shape in SHAPES.items()]
     fits.append(max((_fit(f"n^{p:g}", x**p, y) for p in POWERS), key=lambda fit: fit.r2))
     return sorted(fits, key=lambda fit: -fit.r2)

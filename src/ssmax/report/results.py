@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ssmax.errors import UsageError
 from ssmax.records import Comparison
 from ssmax.report.captions import EXACT
 from ssmax.report.figures import variants as variants_drawn
@@ -83,7 +84,7 @@ def written(text: str, made: Mapping[str, str]) -> str:
 
     def anew(match: re.Match[str]) -> str:
         if match[2] not in made:
-            raise ValueError(f"there is no table {match[2]!r}; there are: {', '.join(made)}")
+            raise UsageError(f"there is no table {match[2]!r}; there are: {', '.join(made)}")
         return f"{match[1]}\n{made[match[2]]}\n{match[3]}"
 
     marks = r"(<!-- results: (.+?) -->)\n.*?\n?(<!-- end of results -->)"

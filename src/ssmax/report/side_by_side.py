@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ssmax._files import in_turn, write_whole
+from ssmax.errors import UsageError
 from ssmax.records import (
     Fading,
     NeedleScore,
@@ -60,7 +61,7 @@ class SideBySide:
             if (folder / name).is_file()
         }
         if not any(found.values()):
-            raise ValueError(
+            raise UsageError(
                 f"{folder} holds no results: {', '.join(FILES)} are what ssmax evaluate writes"
             )
         every = [record for records in found.values() for record in records]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.serve.sessions import Session
 
 CHUNK, DECODED = 512, 32
@@ -40,7 +41,7 @@ class Agreement:
         limit = (math.sqrt(torch.finfo(dtype).eps) + angle) * self.largest_logit
         # Written so that NaN fails.
         if not self.largest_difference <= limit:
-            raise ValueError(
+            raise UsageError(
                 f"what was written differs from the source by {self.largest_difference:.2g} in a "
                 f"logit over {self.tokens:,} tokens; rounding of {dtype} stays below {limit:.2g}"
             )

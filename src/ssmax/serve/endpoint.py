@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from ssmax.errors import UsageError
 from ssmax.serve.engine import Busy, Engine, Job, Piece, Request
 from ssmax.serve.metrics import metrics_text
 from ssmax.serve.wire import (
@@ -50,7 +51,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
 
 
 def application(

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.lm import sampling
 from ssmax.serve.decoders import Decoder
 from ssmax.serve.language import Language, Speech
@@ -152,7 +153,7 @@ class Engine:
     ) -> None:
         for name, value in (("max_batch", max_batch), ("max_waiting", max_waiting)):
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+                raise UsageError(f"{name} must be at least 1, got {value}")
         self.language = language
         self.totals: Totals = Totals()
         self._decoder, self._report = decoder, report

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._files import whole_folder
+from ssmax.errors import UsageError
 from ssmax.hf.subject import learnt_positions
 from ssmax.lm import LM
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
@@ -156,17 +157,17 @@ def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
 
 def _check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
     if to not in FORMS:
-        raise ValueError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
+        raise UsageError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
     if weights not in gguf_file.WEIGHTS:
-        raise ValueError(f"weights must be one of {', '.join(gguf_file.WEIGHTS)}, got {weights!r}")
+        raise UsageError(f"weights must be one of {', '.join(gguf_file.WEIGHTS)}, got {weights!r}")
     if weights != "float32" and to != "gguf":
-        raise ValueError(
+        raise UsageError(
             f"weights={weights!r} belongs to gguf; {to} keeps the dtype of the model: cast that"
         )
     if fit and to not in ("ministral", "gguf"):
-        raise ValueError(f"fit gives up the bias, which {to} can keep; leave it out")
+        raise UsageError(f"fit gives up the bias, which {to} can keep; leave it out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not an empty folder; give another one")
+        raise UsageError(f"{folder} is not an empty folder; give another one")
 
 
 def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
@@ -176,9 +177,9 @@ def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
         return torch.randint(size, (1, length), generator=torch.Generator().manual_seed(0))
     tokens = torch.as_tensor(prompt, dtype=torch.int64)
     if tokens.dim() != 1 or tokens.numel() < 2:
-        raise ValueError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
+        raise UsageError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
     if not (int(tokens.min()) >= 0 and int(tokens.max()) < size):
-        raise ValueError(
+        raise UsageError(
             f"tokens must lie in 0..{size - 1}, the prompt holds "
             f"{int(tokens.min())}..{int(tokens.max())}. Is it another tokenizer's?"
         )

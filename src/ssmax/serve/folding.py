@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ssmax.errors import UsageError
 from ssmax.hf.conversion import must_be_converted, window_of
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.lm import LM, to_llama_weights
@@ -90,7 +91,7 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
         beta, rows_LH = BETA, s_LH / BETA
         how = f"s / beta of every head, s fitted to s log n + b over n = 1..{form.train_length}"
     else:
-        raise ValueError(
+        raise UsageError(
             "every head has a bias of its own, and the engines' factor 1 + beta log n has one "
             "ratio for all. The forms hf, onnx and torch-export keep it; --fit writes the nearest "
             "form without bias and measures what that costs; training that ends at b = 0 (init "
@@ -116,7 +117,7 @@ def native_as_softmax_llama(model: LM) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         return to_llama_weights(model.with_rule("softmax"))
     except ValueError as error:
-        raise ValueError(f"{error}; {KEEPS_ALL}") from None
+        raise UsageError(f"{error}; {KEEPS_ALL}") from None
 
 
 def _of_native(model: LM, end: int | None) -> LlamaForm:
@@ -132,25 +133,25 @@ def _of_converted(model: Any) -> LlamaForm:
     kind = type(model).__name__
     config = model.config
     if kind not in ("LlamaForCausalLM", "MistralForCausalLM"):
-        raise ValueError(
+        raise UsageError(
             f"{kind} is no Llama: its attention or norms have parts (QK-norm, biases, windows) "
             f"that Ministral 3 has not; the form hf keeps everything, and {KEEPS_ALL}"
         )
     if config.rope_parameters.get("rope_type", "default") != "default":
-        raise ValueError(
+        raise UsageError(
             f"its rotation is of type {config.rope_parameters['rope_type']!r}, and Ministral 3 "
             f"keeps M where that type keeps its length; the form hf, and {KEEPS_ALL}"
         )
     if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        raise ValueError(f"its projections have biases, Ministral 3's have none; {KEEPS_ALL}")
+        raise UsageError(f"its projections have biases, Ministral 3's have none; {KEEPS_ALL}")
     attentions = [layer.self_attn for layer in model.model.layers]
     if any(window_of(attention) is not None for attention in attentions):
-        raise ValueError(
+        raise UsageError(
             f"its layers have a window of {config.sliding_window}, and the engines' factor grows "
             f"past it; {KEEPS_ALL}"
         )
     if any(not hasattr(attention, ATTRIBUTE) for attention in attentions):
-        raise ValueError(
+        raise UsageError(
             "some of its layers are converted and some are not, and the engines scale all alike; "
             f"{KEEPS_ALL}"
         )
@@ -172,7 +173,7 @@ def _with_scales(
 ) -> LlamaForm:
     rule = scales[0].rule
     if rule not in _AFFINE:
-        raise ValueError(
+        raise UsageError(
             f"the rule {rule!r} is not s log n + b, which is all that the engines' factor can be; "
             f"{KEEPS_ALL}"
         )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.serve.folding import Folded
 
 FILE = "model.gguf"
@@ -127,7 +128,7 @@ def _check_blocks(folded: Folded, block: int) -> None:
     }
     if odd:
         name, width = next(iter(odd.items()))
-        raise ValueError(
+        raise UsageError(
             f"q8_0 stores rows in blocks of {block}, and {name} has rows of {width}; "
             "take float32 or bfloat16"
         )

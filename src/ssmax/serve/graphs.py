@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.lm import LM
 from ssmax.nn import KVCache
 from ssmax.serve.past import Past
@@ -157,7 +158,7 @@ def check_causal(model: Any) -> None:
     if isinstance(model, LM):
         return
     if model.config.is_encoder_decoder or not model.can_generate():
-        raise ValueError(
+        raise UsageError(
             f"{type(model).__name__} is no causal language model, and no form takes another, such "
             "as an encoder or an encoder-decoder; for Transformers without ssmax, "
             "ssmax.hf.save_remote_code(model, folder) writes it, or ssmax convert --remote-code "
@@ -173,7 +174,7 @@ def _check_cache(model: Any, cache: Any) -> None:
     others = kinds - {DynamicLayer, DynamicSlidingWindowLayer}
     if others or not kinds:
         names = ", ".join(sorted(kind.__name__ for kind in others)) or "none"
-        raise ValueError(
+        raise UsageError(
             f"only keys and values go in and out of a graph, and the cache of "
             f"{type(model).__name__} is another ({names}); the form hf keeps it"
         )

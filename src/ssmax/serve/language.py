@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssmax.data.tokenizer import UNKNOWN, Tokenizer
+from ssmax.errors import UsageError
 
 Message = dict[str, str]
 """`role` and `content`."""
@@ -57,7 +58,7 @@ def transformers_language(tokenizer: Any, ends: Iterable[int] = ()) -> Language:
                 messages, tokenize=False, add_generation_prompt=True
             )
         except TemplateError as error:
-            raise ValueError(f"the model's chat template refuses it: {error}") from None
+            raise UsageError(f"the model's chat template refuses it: {error}") from None
         # The template has written the first token itself.
         return tokenizer.encode(text, add_special_tokens=False)
 

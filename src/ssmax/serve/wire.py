@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from fastapi.responses import Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from ssmax.errors import UsageError
 from ssmax.serve.engine import Piece
 
 # What clients send along though it asks for nothing; anything else of it is refused by its name.
@@ -37,7 +38,7 @@ def _whole(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"text must be Unicode, got {error.reason}") from None
+        raise UsageError(f"text must be Unicode, got {error.reason}") from None
     return text
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ssmax.errors import UsageError
 from ssmax.records import Comparison, Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax.report.captions import NEAR_NATS
 from ssmax.report.curves import places_beyond, top_score
@@ -350,7 +351,7 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
     try:
         if missing:
             verb = "was" if len(missing) == 1 else "were"
-            raise ValueError(f"{' and '.join(map(_called, missing))} {verb} not measured")
+            raise UsageError(f"{' and '.join(map(_called, missing))} {verb} not measured")
         interval = _interval(items[pair.first], items[pair.second], what=what)
     except ValueError as error:
         return Result(claim, pair.text, str(error), unit, NOT_MEASURED, pair.is_ours)
@@ -366,7 +367,7 @@ def _interval(first: Items, second: Items, *, what: str) -> Interval:
     """
     pairs = sorted(first.keys() & second.keys())
     if not pairs:
-        raise ValueError("no seed was measured of both, side by side")
+        raise UsageError("no seed was measured of both, side by side")
     seeds = sorted({pair.seed for pair in pairs})
     pieces = {pair.piece for pair in pairs}
     if len(seeds) >= 3:

@@ -8,6 +8,7 @@ from typing import Any
 from ssmax._extras import require
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.tokenizer import FILE, load_tokenizer
+from ssmax.errors import UsageError
 from ssmax.hf.subject import CausalSubject, load_causal
 from ssmax.records import RUN_CONFIG, config_hash
 from ssmax.study.measurement import Measurement, weights_hash
@@ -38,7 +39,7 @@ def hf_tokenizer(source: str) -> str:
         return utilities.cached_file(source, FILE)
     except OSError as error:
         first = str(error).strip().splitlines()[0].rstrip(".")
-        raise ValueError(
+        raise UsageError(
             f"{source!r} gives no {FILE} ({first}), so that no text can be put into its tokens; "
             "give --tokenizer, a name or the path of one"
         ) from None
@@ -66,7 +67,7 @@ def hf_measurement(
     model.to(here)
     config = model.config.get_text_config()
     if loaded.vocabulary.size > config.vocab_size:
-        raise ValueError(
+        raise UsageError(
             f"the tokenizer {tokenizer} has {loaded.vocabulary.size:,} tokens, the model "
             f"{config.vocab_size:,}; give the model's own"
         )
@@ -112,7 +113,7 @@ def check_same_tokens(source: str, tokenizer: str) -> None:
     ours = load_tokenizer(tokenizer)
     same_size = own.vocabulary.size == ours.vocabulary.size
     if not same_size or own.encode(SAMPLE) != ours.encode(SAMPLE):
-        raise ValueError(
+        raise UsageError(
             f"{source!r} reads other tokens than {tokenizer}, so that their numbers cannot stand "
             "side by side; measure it alone, with --results of its own"
         )

@@ -16,6 +16,7 @@ from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer
+from ssmax.errors import UsageError
 from ssmax.eval import (
     Subject,
     measure_fading,
@@ -146,7 +147,7 @@ class Measurement:
         """
         shards = self.shards
         if shards.vocabulary.hash != self.tokenizer.vocabulary.hash:
-            raise ValueError(
+            raise UsageError(
                 f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of "
                 f"the model; make them with: ssmax data prepare SOURCE OUT --tokenizer {tokenizer}"
                 + otherwise
@@ -157,7 +158,7 @@ class Measurement:
             records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
             known = {one.provenance.model for one in records if one.run == self.run}
             if known - {"", self.model}:
-                raise ValueError(
+                raise UsageError(
                     f"{path} has numbers of another model that is called {self.run!r}, or of "
                     "other weights; give --results another folder, or the model's folder another "
                     "name"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import whole_file, write_whole
+from ssmax.errors import UsageError
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
     ARCHIVE,
@@ -46,13 +47,13 @@ RECORDS = (
 def check_archive(path: Path) -> None:
     """Refuse a name that would not be found again as an archive."""
     if not path.name.endswith(ARCHIVE):
-        raise ValueError(f"the records go into a file NAME{ARCHIVE}, got {path}")
+        raise UsageError(f"the records go into a file NAME{ARCHIVE}, got {path}")
 
 
 def check_piece(name: str) -> None:
     """Refuse a name that is no file's."""
     if not re.fullmatch(r"[\w-]+", name, re.ASCII):
-        raise ValueError(f"a piece is named in letters, digits, - and _, got {name!r}")
+        raise UsageError(f"a piece is named in letters, digits, - and _, got {name!r}")
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -85,7 +86,7 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
     Nothing is put there where one of them does not fit.
     """
     if (folder / RUNS).is_dir():
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds a study that was made there, which would be hidden behind its pieces; "
             "gather into another folder, and bring that study in by its --records"
         )
@@ -97,7 +98,7 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
         check_archive(archive)
         with unpacked(archive) as piece:
             if not (piece / STUDY).is_file():
-                raise ValueError(f"{archive} is no piece of a study: it holds no {STUDY}")
+                raise UsageError(f"{archive} is no piece of a study: it holds no {STUDY}")
             found = _filled(read_study_file(piece))
         # A study that was made on one machine is its only piece.
         name = found["piece"] or archive.name.removesuffix(ARCHIVE)
@@ -135,7 +136,7 @@ def _check_goes_on(old: Path, new: Path, name: str) -> None:
         ),
     ):
         if jobs:
-            raise ValueError(
+            raise UsageError(
                 f"{new} and {old} are both called piece {name!r}, and {new} {what} "
                 f"{', '.join(sorted(jobs)[:3])}{' and more' if len(jobs) > 3 else ''}; name pieces "
                 "of several machines differently (--piece)"
@@ -196,13 +197,13 @@ def _filled(values: dict[str, Any]) -> dict[str, Any]:
 
 def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict[str, Any]:
     if identity(there["study"]) != identity(piece["study"]):
-        raise ValueError(
+        raise UsageError(
             f"{archive} is a piece of another study, {piece['study']['preset']!r} with other "
             "settings; gather it into another folder"
         )
     for name, text in there.get("texts", {}).items():
         if piece.get("texts", {}).get(name, text) != text:
-            raise ValueError(
+            raise UsageError(
                 f"{archive} was made with other {'questions' if name == QUESTIONS else 'tokens'} "
                 f"than the pieces that are there, {name}; gather it into another folder"
             )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax._files import write_whole
+from ssmax.errors import UsageError
 from ssmax.lm.config import nearest
 from ssmax.records import JOURNAL, RUN_CONFIG, read_journal
 from ssmax.report.findings import DONE, RUNS
@@ -76,15 +77,15 @@ def plan(
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
     """
     if first_seed < 0:
-        raise ValueError(f"first_seed must be at least 0, got {first_seed}")
+        raise UsageError(f"first_seed must be at least 0, got {first_seed}")
     chosen = list(configurations) if configurations else list(CONFIGURATIONS)
     for name in chosen:
         if name not in CONFIGURATIONS:
-            raise ValueError(
+            raise UsageError(
                 f"there is no configuration {name!r}" + nearest(name, list(CONFIGURATIONS))
             )
     if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
+        raise UsageError(f"seeds must be at least 1, got {seeds}")
     count = {name: study.seeds[name] if seeds is None else seeds for name in chosen}
     wanted = _wanted_kinds(figures)
     by_name: dict[str, Job] = {}
@@ -122,7 +123,7 @@ def read_figures(texts: Sequence[str]) -> list[int] | None:
     for text in texts:
         match = re.fullmatch(r"(?:figure|fig|c)?[ -]?([1-8])", text.strip().lower())
         if match is None:
-            raise ValueError(f"--only takes figure1 to figure8 or C1 to C8, got {text!r}")
+            raise UsageError(f"--only takes figure1 to figure8 or C1 to C8, got {text!r}")
         figures.append(int(match.group(1)))
     return sorted(set(figures)) or None
 

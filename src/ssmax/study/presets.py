@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ssmax.errors import UsageError
 from ssmax.report.reach import carries_to
 from ssmax.train.config import TrainConfig
 from ssmax.train.finetuning import digits_taught
@@ -97,7 +98,7 @@ class Study:
     def __post_init__(self) -> None:
         longest = min(self.loss_length, max(self.needle_lengths))
         if longest <= self.train_length:
-            raise ValueError(
+            raise UsageError(
                 f"a study measures beyond the training length, but model.train_length is "
                 f"{self.train_length} and contexts end at {longest}; leave it as it is"
             )
@@ -308,7 +309,7 @@ def study_named(name: str) -> Study:
     preset, _, variant = name.partition(":")
     known = [*PRESETS, *(f"{base}:{varied}" for base in VARIANTS for varied in VARIANTS[base])]
     if name not in known:
-        raise ValueError(f"--preset must be one of {', '.join(known)}, got {name!r}")
+        raise UsageError(f"--preset must be one of {', '.join(known)}, got {name!r}")
     study = PRESETS[preset]()
     if not variant:
         return study

@@ -13,6 +13,7 @@ from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN
 from ssmax.data.workers import cores
+from ssmax.errors import UsageError
 from ssmax.records import Comparison, Provenance, to_json_line
 from ssmax.report.draw import draw
 from ssmax.report.findings import PIECES, STUDY, VERDICTS, read_findings, read_study_file
@@ -83,7 +84,7 @@ def reproduce(
         jobs = _without_data(jobs)
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
-        raise ValueError(f"workers must be at least 1, got {many}")
+        raise UsageError(f"workers must be at least 1, got {many}")
     if records is not None:
         check_archive(records)
     if piece:
@@ -96,7 +97,7 @@ def reproduce(
         text_to_measure(measured, is_for_tests=test is not None)
         _texts(origin, study.questions)
     if not jobs and (figures is None or not COMPUTED.issuperset(figures)):
-        raise ValueError(
+        raise UsageError(
             "there is nothing to do: these configurations have no part in what was asked for; "
             "--dry-run without --only and --configs shows what there is"
         )
@@ -212,15 +213,15 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
 def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
     """A folder belongs to one study: its numbers may not come from two."""
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not the folder of a study; give another --out")
+        raise UsageError(f"{folder} is a file, not the folder of a study; give another --out")
     if (folder / PIECES).is_dir():
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds gathered pieces, behind which new work would be hidden; give another "
             "--out, and gather its --records into this one"
         )
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
-            raise ValueError(f"{folder} holds something that is no study; give another --out")
+            raise UsageError(f"{folder} holds something that is no study; give another --out")
         return
     values = read_study_file(folder)
     there = values["study"]
@@ -229,7 +230,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         # The same tokens may have been moved, alone or with the study.
         is_same_text = name in texts and known.get(name) == texts[name]
         if values.get(name, given) != given and not is_same_text:
-            raise ValueError(
+            raise UsageError(
                 f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
                 "another --out"
             )
@@ -240,9 +241,9 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
                 if name == QUESTIONS
                 else f"tokens in its {name} folder, {getattr(origin, name)}"
             )
-            raise ValueError(f"{folder} was begun with other {where}; give those, or another --out")
+            raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
     if identity(there) != identity(study.to_dict()):
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
             "give another --out, or the settings of its study.json"
         )
@@ -265,7 +266,7 @@ def _texts(origin: Origin, questions: str) -> dict[str, str]:
             shards = ShardSet.open(side)
             texts[name], vocabularies[name] = shards.fingerprint, shards.vocabulary
     if len({vocabulary.hash for vocabulary in vocabularies.values()}) > 1:
-        raise ValueError(
+        raise UsageError(
             f"{origin.test} holds tokens of {vocabularies['test'].name!r}, {origin.data} of "
             f"{vocabularies['data'].name!r}; prepare both with one tokenizer"
         )
@@ -281,11 +282,11 @@ def _texts(origin: Origin, questions: str) -> dict[str, str]:
 def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
     """Refuse a time in which some job would never be started, however often it is tried."""
     if not 0 < minutes < math.inf:
-        raise ValueError(f"minutes must be more than 0 and finite, got {minutes:g}")
+        raise UsageError(f"minutes must be more than 0 and finite, got {minutes:g}")
     seconds = {job.name: seconds_to_use(job, expected_seconds(study, job)) for job in left}
     longest = max(seconds, key=seconds.__getitem__, default="")
     if longest and 60 * minutes < seconds[longest]:
-        raise ValueError(
+        raise UsageError(
             f"{minutes:g} minutes are too few: {longest} is not started with less than "
             f"{seconds[longest]:g} seconds left; give at least {math.ceil(seconds[longest] / 60)}"
         )

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from ssmax.errors import UsageError
 from ssmax.report.captions import EXACT
 
 Verdict = Literal["supported", "contradicted", "not resolved"]
@@ -63,7 +64,7 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
     """One value for each seed, the same seeds in the same order."""
     differences = _differences(first, second)
     if differences.size < 3:
-        raise ValueError(f"an interval over seeds needs at least 3 of them, got {differences.size}")
+        raise UsageError(f"an interval over seeds needs at least 3 of them, got {differences.size}")
     return _students(differences, basis=f"{differences.size} seeds")
 
 
@@ -81,7 +82,7 @@ def over_items(
     """One value for each document or trial, the same ones in the same order; one seed of each."""
     differences = _differences(first, second)
     if differences.size < 2:
-        raise ValueError(f"an interval needs at least 2 {what}, got {differences.size}")
+        raise UsageError(f"an interval needs at least 2 {what}, got {differences.size}")
     if differences.size < FEWEST_DRAWN_FROM:
         return _students(differences, basis=f"{differences.size} {what}, one seed")
     generator = np.random.default_rng(seed)
@@ -128,7 +129,7 @@ def _parts(total: int, most: int) -> list[int]:
 def _differences(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
     a, b = np.asarray(first, float), np.asarray(second, float)
     if a.shape != b.shape or a.ndim != 1:
-        raise ValueError(f"what is compared must come in pairs, got {a.shape} and {b.shape} values")
+        raise UsageError(f"what is compared must come in pairs, got {a.shape} and {b.shape} values")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise ValueError("what is compared must be finite")
+        raise UsageError("what is compared must be finite")
     return a - b

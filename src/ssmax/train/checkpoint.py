@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ssmax._files import sync_folder, write_whole
+from ssmax.errors import UsageError
 from ssmax.records import JOURNAL
 from ssmax.train.world import World
 
@@ -228,9 +229,9 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> N
     stored = tensor_shapes(folder)
     for name, tensor in tensors.items():
         if name not in stored:
-            raise ValueError(f"{folder} holds no {name}: it is the checkpoint of another model")
+            raise UsageError(f"{folder} holds no {name}: it is the checkpoint of another model")
         if stored[name] != tuple(tensor.shape):
-            raise ValueError(
+            raise UsageError(
                 f"{folder} is the checkpoint of another model: {name} is {stored[name]} there, "
                 f"{tuple(tensor.shape)} here"
             )

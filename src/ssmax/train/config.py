@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from ssmax.errors import UsageError
 from ssmax.lm import LMConfig
 from ssmax.lm.config import nearest
 from ssmax.nn import RULES
@@ -64,7 +65,7 @@ class OptimConfig:
         _positive("optim.eps", self.eps)
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(
+                raise UsageError(
                     f"optim.{name} must be at least 0 and below 1, got {getattr(self, name)}"
                 )
         _at_least("optim.weight_decay", self.weight_decay, 0.0)
@@ -89,11 +90,11 @@ class ScheduleConfig:
         _at_least("schedule.warmup_steps", self.warmup_steps, 0)
         _at_least("schedule.decay_steps", self.decay_steps, 0)
         if not 0.0 <= self.final <= 1.0:
-            raise ValueError(f"schedule.final must be from 0 to 1, got {self.final}")
+            raise UsageError(f"schedule.final must be from 0 to 1, got {self.final}")
         if not self.decay_steps and self.kind == "warmup-stable-decay":
-            raise ValueError("schedule.decay_steps must be at least 1 for 'warmup-stable-decay'")
+            raise UsageError("schedule.decay_steps must be at least 1 for 'warmup-stable-decay'")
         if self.decay_steps and self.kind != "warmup-stable-decay":
-            raise ValueError(
+            raise UsageError(
                 f"schedule.decay_steps belongs to kind 'warmup-stable-decay', not {self.kind!r}"
             )
 
@@ -109,9 +110,9 @@ class SwitchConfig:
 
     def __post_init__(self) -> None:
         if self.rule and self.rule not in RULES:
-            raise ValueError(f"switch.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+            raise UsageError(f"switch.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if not 0.0 < self.last_fraction < 1.0:
-            raise ValueError(
+            raise UsageError(
                 f"switch.last_fraction must be between 0 and 1, got {self.last_fraction}"
             )
 
@@ -168,7 +169,7 @@ class RunConfig:
         _one_of("run.precision", self.precision, Precision)
         _one_of("run.residual", self.residual, Precision)
         if not 0.0 <= self.keep_activations <= 1.0:
-            raise ValueError(
+            raise UsageError(
                 f"run.keep_activations must be between 0 and 1, got {self.keep_activations}"
             )
         _one_of("run.parallel", self.parallel, Parallel)
@@ -205,12 +206,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if self.schedule.decay_steps > self.run.steps:
-            raise ValueError(
+            raise UsageError(
                 f"schedule.decay_steps must be at most run.steps, {self.run.steps}, "
                 f"got {self.schedule.decay_steps}"
             )
         if self.switch.rule == self.model.rule:
-            raise ValueError(
+            raise UsageError(
                 f"switch.rule must differ from model.rule, both are {self.switch.rule!r}"
             )
 
@@ -253,7 +254,7 @@ class TrainConfig:
         rooms: dict[str, dict[str, Any]] = {}
         for key, value in changes.items():
             if key not in known:
-                raise ValueError(f"unknown key {key!r}{nearest(key, list(known))}")
+                raise UsageError(f"unknown key {key!r}{nearest(key, list(known))}")
             room, name = key.split(".", 1)
             rooms.setdefault(room, {})[name] = _as_field(key, value, known[key])
         changed = {}
@@ -262,7 +263,7 @@ class TrainConfig:
                 changed[room] = dataclasses.replace(getattr(self, room), **fields)
             except ValueError as error:
                 text = str(error)
-                raise ValueError(
+                raise UsageError(
                     text if text.startswith(f"{room}.") else f"{room}.{text}"
                 ) from None
         return dataclasses.replace(self, **changed)
@@ -274,7 +275,7 @@ def read_overrides(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ValueError(f"an override is written key=value, as in optim.lr=3e-4, got {text!r}")
+            raise UsageError(f"an override is written key=value, as in optim.lr=3e-4, got {text!r}")
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -282,18 +283,18 @@ def read_overrides(texts: Sequence[str]) -> dict[str, str]:
 def read_config_file(path: Path) -> dict[str, Any]:
     """Values of a .toml or .json file by their dotted names; a run's config.json is such a file."""
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise UsageError(f"there is no file {path}")
     try:
         if path.suffix == ".toml":
             values = tomllib.loads(path.read_text())
         elif path.suffix == ".json":
             values = json.loads(path.read_text())
         else:
-            raise ValueError(f"a configuration is a .toml or .json file, got {path}")
+            raise UsageError(f"a configuration is a .toml or .json file, got {path}")
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
+        raise UsageError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
     values.pop("provenance", None)
     return flat(values)
 
@@ -305,7 +306,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             if key not in rooms:
-                raise ValueError(f"unknown room {key!r}{nearest(key, rooms)}")
+                raise UsageError(f"unknown room {key!r}{nearest(key, rooms)}")
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value
@@ -323,7 +324,7 @@ def _as_field(key: str, value: Any, field: dataclasses.Field) -> Any:
         except (TypeError, ValueError):
             continue
     wanted = " or ".join(kind.__name__ for kind in kinds) + (" or none" if is_optional else "")
-    raise ValueError(f"{key} must be {wanted}, got {value!r}")
+    raise UsageError(f"{key} must be {wanted}, got {value!r}")
 
 
 def _types_of(annotation: Any) -> tuple[list[type], bool]:
@@ -361,19 +362,19 @@ def _as_type(value: Any, kind: type) -> Any:
 
 def _at_least(name: str, value: float, least: float) -> None:
     if not value >= least or not math.isfinite(value):
-        raise ValueError(f"{name} must be at least {least}, got {value}")
+        raise UsageError(f"{name} must be at least {least}, got {value}")
 
 
 def _seed(name: str, value: int) -> None:
     if not 0 <= value < 2**63:
-        raise ValueError(f"{name} must be from 0 to 2**63 - 1, got {value}")
+        raise UsageError(f"{name} must be from 0 to 2**63 - 1, got {value}")
 
 
 def _positive(name: str, value: float) -> None:
     if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"{name} must be positive, got {value}")
+        raise UsageError(f"{name} must be positive, got {value}")
 
 
 def _one_of(name: str, value: str, kinds: Any) -> None:
     if value not in get_args(kinds):
-        raise ValueError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")
+        raise UsageError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")

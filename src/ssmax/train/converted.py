@@ -16,6 +16,7 @@ from ssmax.data.qa import IGNORE
 from ssmax.data.shards import Vocabulary
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+from ssmax.errors import UsageError
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
 from ssmax.hf.inputs import copy_inputs
@@ -72,9 +73,9 @@ class ConvertedConfig:
 
     def __post_init__(self) -> None:
         if self.train_length < 2:
-            raise ValueError(f"model.train_length must be at least 2, got {self.train_length}")
+            raise UsageError(f"model.train_length must be at least 2, got {self.train_length}")
         if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
-            raise ValueError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
+            raise UsageError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,9 +89,9 @@ class ConvertedTrainConfig(TrainConfig):
     def __post_init__(self) -> None:
         TrainConfig.__post_init__(self)
         if self.switch.rule:
-            raise ValueError("switch.rule is for the paper's model; convert with another rule")
+            raise UsageError("switch.rule is for the paper's model; convert with another rule")
         if self.run.record:
-            raise ValueError("run.record is for the paper's model; leave it out")
+            raise UsageError("run.record is for the paper's model; leave it out")
 
     @property
     def is_bound_to_steps(self) -> bool:
@@ -206,9 +207,9 @@ def finetune_converted(
     """
     changes = dict(changes or {})
     if data is not None and questions is not None:
-        raise ValueError("text and questions are two runs; give --data or --questions")
+        raise UsageError("text and questions are two runs; give --data or --questions")
     if any(hidden_digits(source) is not None for source in question_sources(questions or INVENTED)):
-        raise ValueError(
+        raise UsageError(
             "hidden questions are about the text of a run, which a converted model does not have; "
             "give --questions invented or a file in SQuAD's format, or text with --data"
         )
@@ -221,7 +222,7 @@ def finetune_converted(
             (before.model.base, base),
         ):
             if began != given:
-                raise ValueError(f"{folder} began with {began}, not with {given}; resume with that")
+                raise UsageError(f"{folder} began with {began}, not with {given}; resume with that")
         if data is None and questions is None:
             questions = before.data.questions
             data = Path(before.data.folder) if before.data.folder else None
@@ -272,7 +273,7 @@ def _refuse_other_samples(
         is_same = not before.folder and are_same_questions(questions or "", before.questions)
     if not is_same:
         given = with_full_paths(questions or "") if data is None else str(data.resolve())
-        raise ValueError(
+        raise UsageError(
             f"{folder} began with {before.folder or before.questions!r}, not with {given!r}; "
             "resume without --data and --questions, or give another name"
         )
@@ -282,10 +283,10 @@ def _load(source: Path, base: str) -> tuple[Any, str]:
     """The model, and the folder or the name of whatever has its tokenizer."""
     transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
     if not source.is_dir():
-        raise ValueError(f"there is no folder {source}; ssmax convert writes one")
+        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
     is_whole = not is_adapter(source)
     if is_whole == bool(base):
-        raise ValueError(
+        raise UsageError(
             f"{source} holds an adapter; name the model it is for with --base"
             if not is_whole
             else f"{source} holds a whole model; --base is for adapters"
@@ -303,7 +304,7 @@ def _load(source: Path, base: str) -> tuple[Any, str]:
         ssmax.hf.load(plain, source)
         model, home = plain, base
     if model.config.is_encoder_decoder or not model.can_generate():
-        raise ValueError(
+        raise UsageError(
             f"{type(model).__name__} does not predict the next token; only such models are "
             "fine-tuned here"
         )
@@ -315,7 +316,7 @@ def _tokenizer_file(home: str) -> Path:
 
     found = cached_file(home, TOKENIZER, _raise_exceptions_for_missing_entries=False)
     if found is None:
-        raise ValueError(
+        raise UsageError(
             f"{home} has no {TOKENIZER}; write one there with its tokenizer's save_pretrained"
         )
     return Path(found)
@@ -335,7 +336,7 @@ def _first_config(
     }
     for key in changes:
         if key in known or key in ("data.folder", "data.questions"):
-            raise ValueError(f"{key} is not a setting: the model, --data or --questions says it")
+            raise UsageError(f"{key} is not a setting: the model, --data or --questions says it")
     config = ConvertedTrainConfig(
         model=ConvertedConfig(train_length=min(LENGTH, longest)),
         data=DataConfig(tokenizer=TOKENIZER),
@@ -354,14 +355,14 @@ def _first_config(
         ),
     ).replaced({**known, **changes})
     if config.model.train_length > longest:
-        raise ValueError(
+        raise UsageError(
             f"model.train_length must be at most {longest}, the model's max_position_embeddings, "
             f"got {config.model.train_length}"
         )
     if config.model.only_ssmax and not any(
         ".ssmax." in name for name, _ in model.named_parameters()
     ):
-        raise ValueError(f"model.only_ssmax: the rule {record.rule!r} has nothing that could learn")
+        raise UsageError(f"model.only_ssmax: the rule {record.rule!r} has nothing that could learn")
     return config
 
 
@@ -372,7 +373,7 @@ def _text(
 
     def check(vocabulary: Vocabulary) -> None:
         if vocabulary.hash != tokenizer.vocabulary.hash:
-            raise ValueError(
+            raise UsageError(
                 f"{data} holds tokens of another tokenizer, {vocabulary.name!r}; prepare the text "
                 f"with: ssmax data prepare TEXT {data} --tokenizer {home}"
             )
@@ -400,7 +401,7 @@ def _check_packing(model: Any) -> None:
     with watched(lambda module, num_keys, query: seen.append(int(num_keys.max()))):
         model(input_ids=positions, position_ids=positions, use_cache=False)
     if max(seen) > 4:
-        raise ValueError(
+        raise UsageError(
             f"in {type(model).__name__} the examples of a packed row would see each other; "
             "fine-tune it on text, with --data"
         )

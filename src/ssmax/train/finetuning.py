@@ -15,6 +15,7 @@ from ssmax.data.qa import Example, Packed, Question, QuestionStream, encode_ques
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN
 from ssmax.data.tokenizer import Tokenizer
+from ssmax.errors import UsageError
 from ssmax.lm import LM
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.train.config import SwitchConfig, TrainConfig
@@ -99,13 +100,13 @@ def finetune(
         before = resumed_config(folder, {})
         # One that was moved is taken for the same, and so is a copy.
         if (there := Path(before.data.base)).is_dir() and not _is_same_run(base, there):
-            raise ValueError(
+            raise UsageError(
                 f"{folder} began from {before.data.base}, not {base}; resume with that, or give "
                 "another name"
             )
         began = before.data.questions
         if questions and not are_same_questions(questions, began):
-            raise ValueError(
+            raise UsageError(
                 f"{folder} began with the questions {began!r}, not {with_full_paths(questions)!r}; "
                 "resume without --questions, or give another name"
             )
@@ -124,7 +125,7 @@ def finetune(
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
         config = resumed_config(folder, changes).replaced({"data.questions": questions})
         if rule not in (None, config.model.rule):
-            raise ValueError(
+            raise UsageError(
                 f"{folder} began under the rule {config.model.rule!r}, not {rule!r}; resume "
                 "without --config, or give another name"
             )
@@ -228,7 +229,7 @@ def hidden_digits(questions: str) -> int | None:
     if name != HIDDEN or not (digits or "1").isdecimal():
         return None
     if int(digits or HIDDEN_DIGITS) < 1:
-        raise ValueError(f"a hidden number has at least 1 digit, got {questions!r}")
+        raise UsageError(f"a hidden number has at least 1 digit, got {questions!r}")
     return int(digits or HIDDEN_DIGITS)
 
 
@@ -250,9 +251,9 @@ def _is_same_run(one: Path, other: Path) -> bool:
 def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:
     for key in changes:
         if key in ("data.base", "data.questions"):
-            raise ValueError(f"{key} is told by RUN and --questions; leave it out of the settings")
+            raise UsageError(f"{key} is told by RUN and --questions; leave it out of the settings")
         if key.startswith("model.") or key in ("data.folder", "data.tokenizer"):
-            raise ValueError(
+            raise UsageError(
                 f"{key} is the pretrained run's and cannot change in fine-tuning; "
                 "--config replaces the rule"
             )
@@ -307,7 +308,7 @@ def encoded_questions(
         questions, tokenizer.encode, end_of_document=end_of_document, length=length
     )
     if len(examples) < 2:
-        raise ValueError(
+        raise UsageError(
             f"{len(examples)} of {len(questions)} questions of {source!r} fit {length} tokens "
             f"({dropped} are longer); at least 2 are needed"
         )

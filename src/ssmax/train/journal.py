@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ssmax.errors import UsageError
+
 EVENTS = "events.jsonl"
 
 
@@ -22,7 +24,7 @@ class Journal:
         if keep_bytes is None:
             keep_bytes = path.read_bytes().rfind(b"\n") + 1
         if (size := path.stat().st_size) < keep_bytes:
-            raise ValueError(
+            raise UsageError(
                 f"{path} holds {size} bytes, the checkpoint was written after {keep_bytes}; "
                 "bring the file back, or start a new run"
             )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
+from ssmax.errors import UsageError
 from ssmax.lm import LMConfig
 from ssmax.lm.model import is_of_the_rule
 from ssmax.records import JOURNAL, Provenance, read_journal
@@ -86,7 +87,7 @@ def train(
     of `keep_step` is written and stays.
     """
     if config.run.batch_size % world.size:
-        raise ValueError(
+        raise UsageError(
             f"run.batch_size must be a multiple of the {world.size} ranks, "
             f"got {config.run.batch_size}"
         )
@@ -99,12 +100,12 @@ def train(
             watch.say(f"{folder} has no whole checkpoint: it starts again")
     state = checkpoint.read_state(found) if found else _fresh_state(config, samples)
     if state.step > config.run.steps:
-        raise ValueError(
+        raise UsageError(
             f"{folder} has done {state.step} steps already; run.steps must be at least that, "
             f"got {config.run.steps}"
         )
     if state.data_fingerprint != samples.fingerprint:
-        raise ValueError(
+        raise UsageError(
             f"{folder} was trained on other samples than these; give the data of its config.json"
         )
     journal = events = None
@@ -165,7 +166,7 @@ def _refuse_to_lose(folder: Path, config: TrainConfig) -> None:
     done = max(steps, default=0)
     # The first is whole before the second is begun.
     if (folder / MODEL).exists() or done >= 2 * config.run.checkpoint_every:
-        raise ValueError(
+        raise UsageError(
             f"{folder} has done {done:,} steps and holds no whole checkpoint to go on from; bring "
             "one back, or give another name to begin anew"
         )

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ssmax.data.qa import IGNORE
+from ssmax.errors import UsageError
 from ssmax.lm import LM
 from ssmax.ops.loss import linear_cross_entropy
 from ssmax.train.config import RunConfig
@@ -52,7 +53,7 @@ def parallel_kind(config: RunConfig, world: World) -> str:
     if config.parallel == "auto":
         return "none" if world.size == 1 else "ddp"
     if config.parallel == "none" and world.size > 1:
-        raise ValueError(
+        raise UsageError(
             f"run.parallel is 'none' but there are {world.size} ranks; set ddp, fsdp2 or auto"
         )
     if config.parallel != "none" and world.size == 1:

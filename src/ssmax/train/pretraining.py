@@ -6,6 +6,7 @@ from pathlib import Path
 from ssmax.data.shards import ShardSet, Vocabulary
 from ssmax.data.stream import TokenStream
 from ssmax.data.tasks import TRAIN, VALIDATION
+from ssmax.errors import UsageError
 from ssmax.records import RUN_CONFIG, config_hash
 from ssmax.train.config import TrainConfig, flat
 from ssmax.train.loop import Outcome, train
@@ -44,10 +45,10 @@ def pretrain(
     The checkpoint of `keep_step` stays, for a run that branches off there.
     """
     if config.data.base or config.data.questions:
-        raise ValueError("data.base and data.questions are fine-tuning's; leave them out")
+        raise UsageError("data.base and data.questions are fine-tuning's; leave them out")
     data = Path(config.data.folder)
     if not config.data.folder or not data.is_dir():
-        raise ValueError(
+        raise UsageError(
             f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
             "make them with ssmax data prepare"
         )
@@ -106,7 +107,7 @@ def text_windows(
 
 def _check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
     if vocabulary.size > config.model.vocab_size:
-        raise ValueError(
+        raise UsageError(
             f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "
             f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
             "prepare the text with another tokenizer"

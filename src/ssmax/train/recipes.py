@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ssmax.errors import UsageError
 from ssmax.lm import LMConfig
 from ssmax.train.config import (
     DataConfig,
@@ -33,7 +34,7 @@ CONFIGURATIONS = {
 def configured(config: TrainConfig, name: str) -> TrainConfig:
     """The run under one of the paper's configurations, or under any rule by its name."""
     if name == "e":
-        raise ValueError(
+        raise UsageError(
             "configuration e is not trained: it is a finished run of a, its softmax replaced "
             "when it is evaluated; train a"
         )
@@ -42,7 +43,7 @@ def configured(config: TrainConfig, name: str) -> TrainConfig:
     try:
         model = dataclasses.replace(config.model, rule=rule)
     except ValueError:
-        raise ValueError(
+        raise UsageError(
             f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
         ) from None
     # The old switch may go to this very rule: both change at once.
@@ -130,7 +131,7 @@ DEFAULT_TEXT = {
 def refuse_cpu(recipe: str, device: str | None) -> None:
     """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
     if recipe != "quick" and device is None and not torch.cuda.is_available():
-        raise ValueError(
+        raise UsageError(
             f"the {recipe} preset is made for a GPU, and torch finds none here; take the quick "
             "preset, or --device cpu for the CPU all the same"
         )

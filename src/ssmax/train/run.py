@@ -13,6 +13,7 @@ import torch
 from ssmax._files import locked, whole_file, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+from ssmax.errors import UsageError
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
 from ssmax.records import JOURNAL, RUN_CONFIG, Provenance
 from ssmax.train import checkpoint
@@ -55,13 +56,13 @@ def run_folder(
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder))
             if (folder / RUN_CONFIG).exists() and not resume:
-                raise ValueError(
+                raise UsageError(
                     f"{folder} holds a run already; go on with --resume, or give another name"
                 )
             journal = folder / JOURNAL
             has_steps = journal.is_file() and journal.stat().st_size > 0
             if not resume and (has_steps or checkpoint.has_any(folder)):
-                raise ValueError(
+                raise UsageError(
                     f"{folder} holds a run without its {RUN_CONFIG}; bring that back, or give "
                     "another name"
                 )
@@ -101,19 +102,19 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     """The configuration that a run was started with."""
     path = folder / RUN_CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax pretrain makes one")
+        raise UsageError(f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax pretrain makes one")
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict) or not values:
-            raise ValueError("it describes none")
+            raise UsageError("it describes none")
         if "model_type" in values:
-            raise ValueError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
+            raise UsageError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
         if "format" in values:
-            raise ValueError("it is a model's; give the folder of the run that holds it")
+            raise UsageError("it is a model's; give the folder of the run that holds it")
         values.pop("provenance", None)
         return kind.from_dict(values)
     except (json.JSONDecodeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{path} is not the configuration of a run: {error}") from None
+        raise UsageError(f"{path} is not the configuration of a run: {error}") from None
 
 
 def resumed_config(
@@ -121,7 +122,7 @@ def resumed_config(
 ) -> Kind:
     """A run's configuration with what may change when it goes on."""
     if not (folder / RUN_CONFIG).is_file():
-        raise ValueError(
+        raise UsageError(
             f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to go on "
             "with; leave --resume out to begin one"
         )
@@ -131,11 +132,11 @@ def resumed_config(
         room, name = key.split(".", 1)
         is_other = getattr(getattr(config, room), name) != getattr(getattr(changed, room), name)
         if is_other and key not in MAY_CHANGE:
-            raise ValueError(
+            raise UsageError(
                 f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
             )
     if changed.run.steps != config.run.steps and config.is_bound_to_steps:
-        raise ValueError(
+        raise UsageError(
             "run.steps cannot change in a run whose schedule or switch is a share of them"
         )
     return changed
@@ -186,7 +187,7 @@ def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:
     notes: list[str] = []
     found = checkpoint.newest_checkpoint(folder, notes.append)
     if found is None:
-        raise ValueError("; ".join([f"{folder} holds no model and no whole checkpoint", *notes]))
+        raise UsageError("; ".join([f"{folder} holds no model and no whole checkpoint", *notes]))
     rule = checkpoint.read_state(found).rule
     model = LM(LMConfig.from_dict({**config.model.to_dict(), "rule": rule}))
     tensors = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}

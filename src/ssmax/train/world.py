@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ssmax.errors import UsageError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class World:
@@ -115,9 +117,9 @@ def device_of(device: str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu or cuda, got {device!r}")
+        raise UsageError(f"device must be cpu or cuda, got {device!r}")
     if device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch finds no GPU here; give cpu")
+        raise UsageError("device is cuda, but torch finds no GPU here; give cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from ssmax.errors import UsageError
 from ssmax.ops.backends import eager, flex, sdpa, varlen
 from ssmax.ops.backends.call import Call
 from ssmax.ops.dtypes import autocast_dtype
@@ -52,7 +53,7 @@ def attend(
 def choose_backend(backend: Backend, call: Call) -> Backend:
     """The backend that serves this call, `auto` being SDPA's fastest kernel."""
     if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
+        raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if backend == "auto":
         return "varlen" if call.needs_mask and varlen.why_not(call) is None else "auto"
     match backend:
@@ -65,7 +66,7 @@ def choose_backend(backend: Backend, call: Call) -> Backend:
         case _:
             reason = sdpa.why_not(call, backend)
     if reason is not None:
-        raise ValueError(
+        raise UsageError(
             f"backend={backend!r} cannot serve this call: {reason}; "
             "pass backend='auto' or name another"
         )

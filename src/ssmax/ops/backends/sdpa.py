@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ssmax.errors import UsageError
 from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import (
     ROWS_PER_BLOCK,
@@ -126,7 +127,7 @@ def _run(
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
-            raise ValueError(
+            raise UsageError(
                 f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
                 f"{call.q_BHTD.dtype}, head width {call.q_BHTD.shape[-1]}, values of width "
                 f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.ops.decode.reference import decode_attention_reference
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.visible import values_are_readable
@@ -35,7 +36,7 @@ def decode_attention(
     scale = 1 / math.sqrt(q_BH1D.shape[-1]) if scale is None else scale
     is_double = q_BH1D.dtype == torch.float64
     if impl == "triton" and is_double:
-        raise ValueError("the kernel computes in float32; for float64 pass impl='reference'")
+        raise UsageError("the kernel computes in float32; for float64 pass impl='reference'")
     if choose_impl(impl, q_BH1D.device) == "reference" or is_double:
         return decode_attention_reference(q_BH1D, k_BGSD, v_BGSD, start_B, stop_B, scale)
     return _decode_attention_op(q_BH1D, k_BGSD, v_BGSD, start_B, stop_B, scale)
@@ -63,25 +64,25 @@ def _kernels():
 
 def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor) -> None:
     if q.dim() != 4 or q.shape[2] != 1:
-        raise ValueError(
+        raise UsageError(
             f"q must be (batch, heads, 1, width), one query a row, got {tuple(q.shape)}"
         )
     if k.shape != v.shape or k.dim() != 4 or (k.shape[0], k.shape[3]) != (q.shape[0], q.shape[3]):
-        raise ValueError(
+        raise UsageError(
             "k and v must be (batch, key heads, keys, width) with the batch and width of q, "
             f"got {tuple(k.shape)} and {tuple(v.shape)} for q {tuple(q.shape)}"
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
+        raise UsageError(
             f"query heads must be a multiple of key heads, got {q.shape[1]} and {k.shape[1]}"
         )
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(
+        raise UsageError(
             f"q, k and v must have one floating dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
         )
     for name, bound in (("start", start), ("stop", stop)):
         if bound.shape != q.shape[:1] or bound.dtype not in (torch.int32, torch.int64):
-            raise ValueError(
+            raise UsageError(
                 f"{name} must hold one integer a row, ({q.shape[0]},), "
                 f"got {bound.dtype} of shape {tuple(bound.shape)}"
             )
@@ -92,7 +93,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor) -> None
 def _check_bounds(starts: list[int], stops: list[int], room: int) -> None:
     for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         if not (0 <= start <= room and 0 <= stop <= room):
-            raise ValueError(
+            raise UsageError(
                 f"start and stop must lie within the cache, from 0 to its {room} keys, "
                 f"got {start} and {stop} for row {row}; stop is one past the last key"
             )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.loss import reference
@@ -213,23 +214,23 @@ def _kernels():
 
 def _check(hidden: Tensor, weight_VC: Tensor, targets: Tensor, reduction: str) -> None:
     if reduction not in get_args(Reduction):
-        raise ValueError(
+        raise UsageError(
             f"reduction must be one of {', '.join(get_args(Reduction))}, got {reduction!r}"
         )
     if weight_VC.dim() != 2 or hidden.shape[-1:] != weight_VC.shape[1:]:
-        raise ValueError(
+        raise UsageError(
             "weight must be (vocabulary, channels) with the channels of hidden, "
             f"got {tuple(weight_VC.shape)} for hidden {tuple(hidden.shape)}"
         )
     if weight_VC.shape[0] == 0:
-        raise ValueError(
+        raise UsageError(
             "weight must have a row for every word of the vocabulary, at least one, "
             f"got {tuple(weight_VC.shape)}; pass the weight of the head"
         )
     if targets.shape != hidden.shape[:-1]:
-        raise ValueError(
+        raise UsageError(
             f"targets must hold one token for each of hidden's {tuple(hidden.shape[:-1])}, "
             f"got {tuple(targets.shape)}"
         )
     if targets.dtype != torch.int64:
-        raise ValueError(f"targets must be int64, got {targets.dtype}; write .long()")
+        raise UsageError(f"targets must be int64, got {targets.dtype}; write .long()")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
@@ -40,7 +41,7 @@ def rope_scale(
     if choose_impl(impl, q_BHTD.device) == "reference" or (impl == "auto" and are_learnt):
         return rope_scale_reference(q_BHTD, k_BGTD, cos, sin, factor)
     if are_learnt:
-        raise ValueError(
+        raise UsageError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
         )
     return _rope_scale_op(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
@@ -65,7 +66,7 @@ def rope_ssmax(
     _check_heads(q_BHTD, k_BGTD, cos, sin)
     if not isinstance(num_keys, Tensor):
         kind = type(num_keys).__name__
-        raise ValueError(
+        raise UsageError(
             f"num_keys must be a tensor, (T,) or (B, T), got {kind}; write visible_keys"
         )
     if choose_impl(impl, q_BHTD.device) == "triton":
@@ -179,26 +180,26 @@ def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     check_tables(q, cos, sin)
     check_tables(k, cos, sin)
     if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
-        raise ValueError(
+        raise UsageError(
             "q and k must have one batch, one number of tokens and one head width, "
             f"got {tuple(q.shape)} and {tuple(k.shape)}; rotate new keys before they are cached"
         )
     if q.dtype != k.dtype:
-        raise ValueError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+        raise UsageError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
 
 
 def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
     """Raise on what is no factor of these queries; the factor, expanded to (B or 1, H, T)."""
     if not isinstance(factor, Tensor):
         kind = type(factor).__name__
-        raise ValueError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
+        raise UsageError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
     if not factor.is_floating_point():
-        raise ValueError(f"factor must be floating point, got {factor.dtype}; write .float()")
+        raise UsageError(f"factor must be floating point, got {factor.dtype}; write .float()")
     factor = factor.to(at_least_float32(factor.dtype))
     try:
         return _for_every_head_and_token(factor, q)
     except RuntimeError:
-        raise ValueError(
+        raise UsageError(
             f"factor must broadcast to (batch, query heads, tokens) = {tuple(q.shape[:3])}, "
             f"got {tuple(factor.shape)}"
         ) from None

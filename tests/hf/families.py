@@ -107,6 +107,7 @@ PATCHES = {
     "granitemoehybrid": MAMBA
     | {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "hunyuan_vl_text": {"rope_parameters": MROPE},
+    "inkling2_vision": {"text_hidden_size": 32},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "kimi_linear": {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},

@@ -17,7 +17,7 @@ from tiny_models import BART, CAUSAL, GPT2, OTHERS, SHARED, build, inputs_of, ra
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
-from ssmax.hf.conversion import Conversion
+from ssmax.hf.conversion import Conversion, window_of
 from ssmax.hf.hook import audited, watched
 from ssmax.hf.own_scales import own_scale
 from ssmax.nn import RULES
@@ -639,3 +639,32 @@ def test_layers_that_are_wrapped_one_by_one(tmp_path):
     assert ssmax.hf.verify(model).layers == 2
     ssmax.hf.save(model, tmp_path)
     torch.testing.assert_close(ssmax.hf.load(build("llama"), tmp_path)(tokens_of()).logits, wanted)
+
+
+IS_SLIDING = {
+    "exaone4": "Exaone4Attention",
+    "exaone4_5": "Exaone4_5_Attention",
+    "exaone_moe": "ExaoneMoeAttention",
+    "kolibri1": "Kolibri1Attention",
+    "muse_glimmer_assistant": "MuseGlimmerAssistantAttention",
+}
+
+
+@pytest.mark.parametrize("family", IS_SLIDING)
+def test_a_layer_that_does_not_use_its_window_is_full_attention(family):
+    """These keep config.sliding_window on every layer and tell by is_sliding which use it."""
+    modeling = pytest.importorskip(f"transformers.models.{family}.modeling_{family}")
+    config = tf.CONFIG_MAPPING[family]()
+    config = getattr(config, "text_config", config)
+    config.sliding_window, config.layer_types = 6, ["sliding_attention", "full_attention"]
+    with torch.device("meta"):
+        layers = [getattr(modeling, IS_SLIDING[family])(config, layer_idx=i) for i in (0, 1)]
+    assert [window_of(layer) for layer in layers] == [6, None]
+
+
+def test_exaone_4_is_converted_where_it_has_full_attention():
+    kinds = ["sliding_attention", "full_attention"]
+    config = tf.Exaone4Config(**SHARED, head_dim=8, sliding_window=6, layer_types=kinds)
+    model = ssmax.hf.convert(tf.Exaone4ForCausalLM(config).eval())
+    assert Conversion.of(model).layers == ("model.layers.1.self_attn",)
+    assert ssmax.hf.verify(model).layers == 1

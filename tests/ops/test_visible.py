@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmax import num_visible_keys, visible_keys
+from ssmax import num_visible_keys, ssmax_attention, visible_keys
+from ssmax.errors import UsageError
 from ssmax.ops.visible import visibility
 from ssmax.testing import random_case
 
@@ -146,3 +147,13 @@ def test_a_bound_that_a_document_exceeds_is_refused():
     assert visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=3).max_seqlen == 3
     with pytest.raises(ValueError, match="at least the longest document, 3, got 2"):
         visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=2)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_additive_mask_with_nan_is_refused_on_the_cpu(bad):
+    mask = torch.tensor([[0.0, bad, -torch.inf]])
+    x = torch.ones(1, 1, 3, 4)
+    with pytest.raises(UsageError, match="NaN"):
+        num_visible_keys(mask)
+    with pytest.raises(UsageError, match="NaN"):
+        ssmax_attention(x[:, :, :1], x, x, 0.4, attn_mask=mask)

@@ -37,18 +37,22 @@ def test_the_oracle_takes_a_number_as_it_is():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_oracle_hides_what_the_package_hides(dtype):
-    """Both have the threshold from docs/counting.md; here they are held together."""
+def test_oracle_ops_and_converted_models_hide_by_one_threshold(dtype):
+    from ssmax.hf.counting import of_mask
+
     lowest = torch.finfo(dtype).min
-    low = [-torch.inf, lowest, lowest / 2, -1e9, -1e8, -0.9e8, -3e4, -1e4, 0.0]
+    hidden = [-torch.inf, lowest, lowest / 2, -1e9, -1e8, -3e4, -1e4, -5e3]
+    visible = [-4.9e3, -1e3, -100.0, 0.0, 5.0]
     # Beside each lies a visible key: n is 1 where it hides and 2 where it does not.
-    mask = torch.tensor([[value, 0.0] for value in low], dtype=torch.float64).to(dtype)
-    n = oracle_mask(len(low), 2, attn_mask=mask)[0, 0].sum(-1)
-    assert torch.equal(n, ssmax.num_visible_keys(mask))
-    assert n[:3].tolist() == [1, 1, 1] and n[-2:].tolist() == [2, 2]
+    values = [[value, 0.0] for value in (*hidden, *visible)]
+    mask = torch.tensor(values, dtype=torch.float64).to(dtype)
+    expected = [1] * len(hidden) + [2] * len(visible)
+    assert oracle_mask(len(values), 2, attn_mask=mask)[0, 0].sum(-1).tolist() == expected
+    assert ssmax.num_visible_keys(mask).tolist() == expected
+    assert of_mask(mask[None, None], 2)[0].tolist() == expected
 
 
-@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9])
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e4])
 @pytest.mark.parametrize("attention", [oracle_attention, naive_attention])
 def test_the_lowest_number_hides_like_minus_infinity(attention, hidden):
     case = make_case("lowest", dtype=torch.float32)

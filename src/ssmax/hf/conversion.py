@@ -17,7 +17,6 @@ from ssmax.hf.hook import (
     ATTRIBUTE,
     NEWEST,
     OLDEST,
-    Company,
     HookedScale,
     install,
     scale_of,
@@ -168,14 +167,10 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
         for name in record.layers
     }
     install()
-    # Layers of an encoder and of a decoder do not meet the same n.
-    companies = {_place(name): Company() for name in scales}
-    for place, (name, scale) in enumerate(scales.items()):
+    for name, scale in scales.items():
         module = known[name]
         scale.train_length = record.train_length
         _start(scale, record.init)
-        if record.rule in ("ssmax", "ssmax_bias"):
-            scale.company, scale.place = companies[_place(name)], place
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
@@ -504,6 +499,9 @@ def _is_causal(module: nn.Module) -> bool:
 
 def window_of(module: nn.Module) -> int | None:
     """The window or chunk that bounds what an attention layer sees; None for full attention."""
+    # EXAONE 4 and its like keep the config's window on every layer; is_sliding says who uses it.
+    if getattr(module, "is_sliding", None) is False:
+        return None
     if hasattr(module, "sliding_window"):
         return _positive(module.sliding_window)
     config, index = getattr(module, "config", None), getattr(module, "layer_idx", None)

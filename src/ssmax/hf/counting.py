@@ -7,7 +7,6 @@ kernel is given does tell it, kernel by kernel, and then n is right whoever call
 
 # B batch, H heads, Q queries, K keys
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -15,16 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
+from ssmax.ops.visible import is_recorded, is_visible
 
 Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
-Count = int | range | Tensor
-"""n of every query: one for all, 1, 2, 3 and so on, or (Q,), (B, Q) or (B, H, Q)."""
+Count = int | Tensor
+"""n of every query: one number for all, or (Q,), (B, Q) or (B, H, Q)."""
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
-# An additive mask hides by -inf, the dtype's lowest number, -1e9 or, at the mildest, -1e4. exp
-# is 0 from -104 on in float32: a key as low as this has no weight, whatever put it there.
-_HIDDEN = -5e3
 # Kernels that add what they are given, where SDPA would take booleans for what is seen.
 _ADDING = ("eager", "flex")
 # Where a mask remembers its counts.
@@ -50,8 +47,8 @@ def known_keys(
     key_BGKD: Tensor,
     mask: Any,
     options: Mapping[str, Any],
-) -> int | range | None:
-    """n where no tensor has to be looked at: one for all queries, or 1, 2, ... of a prompt."""
+) -> int | None:
+    """n where it is the same for all queries and no tensor has to be read."""
     queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
     if mask is not None or kind not in ("eager", "sdpa", "flash"):
         return None
@@ -61,17 +58,14 @@ def known_keys(
     if _own_mask(kind, module, queries, keys, options) is not None:
         return None
     # Without a mask eager code hides nothing, and SDPA is causal from the upper left.
-    if kind == "eager" or queries == 1 or not _is_causal(module, options):
-        return keys
-    return range(1, queries + 1) if queries <= keys else None
+    sees_all = kind == "eager" or queries == 1 or not _is_causal(module, options)
+    return keys if sees_all else None
 
 
 def as_tensor(num_keys: Count, like: Tensor) -> Tensor:
-    """(Q,) or as it is, on the device of another; an int is that of every query of `like`."""
+    """(Q,) on the device of the query `like`; a tensor as it is."""
     if isinstance(num_keys, int):
         return torch.full((like.shape[2],), num_keys, device=like.device)
-    if isinstance(num_keys, range):
-        return torch.arange(num_keys.start, num_keys.stop, device=like.device)
     return num_keys
 
 
@@ -92,7 +86,7 @@ def visible_keys(
         )
     own = _own_mask(kind, module, query_BHQD.shape[2], key_BGKD.shape[2], options)
     if own is not None:
-        mask = own if mask is None else own & _seen(mask[..., : key_BGKD.shape[2]])
+        mask = own if mask is None else own & is_visible(mask[..., : key_BGKD.shape[2]])
     if kind == "flex" and not isinstance(mask, Tensor):
         return _of_block_mask(mask, query_BHQD, key_BGKD).clamp_min(1)
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -112,21 +106,17 @@ def visible_keys(
 # In a graph this is one call (ssmax.hf.hook says so), and there remembers too.
 def of_mask(mask_BHQK: Tensor, length: int) -> Tensor:
     """Counted once for all layers: a graph that makes no gradients would repeat it for each."""
-    remembers = not _is_recorded(mask_BHQK)
+    remembers = not _forgets(mask_BHQK)
     known = getattr(mask_BHQK, _COUNTED, None) if remembers else None
     if known is not None and known[:2] == (mask_BHQK._version, length):
         return known[2]
     mask = mask_BHQK[..., :length]
-    counts_BHQ = _seen(mask).sum(-1)
+    counts_BHQ = is_visible(mask).sum(-1)
     counts = counts_BHQ.squeeze(1) if counts_BHQ.shape[1] == 1 else counts_BHQ
     counts = counts.clamp_min(1)
     if remembers:
         setattr(mask_BHQK, _COUNTED, (mask_BHQK._version, length, counts))
     return counts
-
-
-def _seen(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask > _HIDDEN
 
 
 def _own_mask(
@@ -145,23 +135,15 @@ def _own_mask(
     return table[:, :, keys - queries : keys, :keys]
 
 
-def is_traced() -> bool:
-    """While torch.jit.trace looks."""
-    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _is_recorded(mask: Tensor) -> bool:
+def _forgets(mask: Tensor) -> bool:
     """True where a count must not come from before, nor go beyond: while a graph is recorded of it.
 
     Tensors of inference mode do not tell of changes in place.
     """
-    if mask.is_inference() or is_traced():
-        return True
-    if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+    if mask.is_inference() or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
         return True
     # What torch.compile traces is of a type of its own, and new.
-    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return tracing is not None and type(mask) is Tensor and tracing.get_proxy_mode() is not None
+    return type(mask) is Tensor and is_recorded()
 
 
 def _of_eager(

@@ -6,7 +6,7 @@ have called; for all others nothing changes. The hook is installed by the first 
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ from ssmax.hf.counting import (
     Count,
     Kind,
     as_tensor,
-    is_traced,
     kind_of,
     known_keys,
     of_mask,
@@ -27,15 +26,11 @@ from ssmax.hf.counting import (
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import unchecked_ssmax_factor
+from ssmax.ops.visible import is_recorded
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 23)
 """The first Transformers whose models all ask in one place, and the last that was tested."""
-
-SHARED_ELEMENTS = 1 << 22
-"""Of factors: with more, launches do not matter and memory does."""
-
-_WIDE = (torch.float32, torch.float64)
 
 # Called with a module, its n and, for a watcher, its query; for an auditor, its keys and how many
 # of them the kernel weighs.
@@ -70,124 +65,8 @@ def _install() -> None:
         torch.compiler.allow_in_graph(function)
 
 
-class Company:
-    """Scales of one model that meet the same n, so that their factors can be made together.
-
-    Eager code that makes no gradients is launches, one after the other: here are some for all
-    layers instead of some for each. Whoever asks becomes a member: a copy, made alone or with its
-    model, starts without any.
-    """
-
-    def __init__(self) -> None:
-        self._members: dict[HookedScale, None] = {}
-        self._first: HookedScale | None = None
-        self._pass: tuple[int, Count, dict[HookedScale, tuple[int, Tensor]]] = (0, 0, {})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Company":
-        return memo.setdefault(id(self), Company())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(Company())
-
-    def factor(self, scale: "HookedScale", num_keys: Count) -> Tensor:
-        """(..., heads, queries), float32 or wider, without gradients."""
-        self._members.setdefault(scale)
-        if self._first is None or scale.place < self._first.place:
-            self._first = scale
-        # The first layer begins anew, since s may have changed, and makes those of the others: they
-        # use them once.
-        if scale is self._first:
-            self._pass = (threading.get_ident(), num_keys, self._make(scale, num_keys))
-        # Layers that were left out, or called by themselves, may find one of another pass. A thread
-        # may have a stream of its own.
-        thread, of_keys, made = self._pass
-        if thread == threading.get_ident() and _is_same(of_keys, num_keys):
-            version, factor = made.pop(scale, (-1, scale.scale))
-            if version == _version(scale):
-                return factor
-        return _together(num_keys, [scale])[0]
-
-    def _make(
-        self, first: "HookedScale", num_keys: Count
-    ) -> dict["HookedScale", tuple[int, Tensor]]:
-        """For the first layer and those that are like it, where that is not too much."""
-        if first.scale.numel() * len(self._members) * _queries(num_keys) > SHARED_ELEMENTS:
-            return {}
-        # Offloaded and sharded layers are elsewhere, or parts, until it is their turn.
-        about = _about(first)
-        alike = [each for each in self._members if _about(each) == about]
-        factors = _together(num_keys, alike)
-        return {each: (_version(each), made) for each, made in zip(alike, factors, strict=True)}
-
-
-def _version(scale: "HookedScale") -> int:
-    """How often s and b have changed."""
-    version = 0
-    for parameter in scale._parameters.values():
-        if parameter is not None:
-            version += parameter._version
-    return version
-
-
-def _about(scale: "HookedScale") -> tuple[Any, ...] | None:
-    """What has to be equal for factors to be made together; None: that cannot be.
-
-    Others are parts of a tensor, are computed (by a parametrization), are too narrow, or do not
-    count their changes.
-    """
-    s = scale._parameters.get("scale")
-    if type(s) is not nn.Parameter or s.is_inference() or s.dtype not in _WIDE:
-        return None
-    return s.shape, s.dtype, s.device
-
-
-def _together(num_keys: Count, scales: Sequence["HookedScale"]) -> Sequence[Tensor]:
-    """s log n + b of every one, as SSMaxScale has it."""
-    s, n, columns = torch.stack([scale.scale for scale in scales]), num_keys, (len(scales), -1, 1)
-    if not isinstance(n, int):
-        n = as_tensor(n, s).unsqueeze(-2)
-        columns = (len(scales), *(1,) * (n.dim() - 2), -1, 1)
-    bias = None
-    if scales[0].rule == "ssmax_bias":
-        bias = torch.stack([scale.bias for scale in scales]).view(columns)
-    return unchecked_ssmax_factor(n, s.view(columns), bias).unbind()
-
-
-def _queries(num_keys: Count) -> int:
-    if isinstance(num_keys, int):
-        return 1
-    return len(num_keys) if isinstance(num_keys, range) else num_keys.numel()
-
-
-def _is_same(one: Count, other: Count) -> bool:
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return one is other
-    return one == other
-
-
 class HookedScale(SSMaxScale):
-    """An SSMaxScale that knows those of its model, and brings the hook along where it goes."""
-
-    company: Company | None = None
-    place: int = 0
-    """Among its company: layers are called in this order."""
-
-    @property
-    def shares(self) -> bool:
-        """True while factors are made with those of the others, and n may be a range."""
-        # A compiled graph looks at nothing else here, and so asks for nothing else before it runs.
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or self.company is None:
-            return False
-        return _about(self) is not None
-
-    def forward(self, num_keys: Count) -> Tensor:
-        """As SSMaxScale's; a range is n of the queries of a prompt."""
-        if self.shares:
-            assert self.company is not None
-            return self.company.factor(self, num_keys)
-        assert not isinstance(num_keys, range)
-        # Not super(), which would be asked for too, layer by layer.
-        return SSMaxScale.forward(self, num_keys)
+    """An SSMaxScale that brings the hook along where it is unpickled."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As nn.Module's."""
@@ -210,13 +89,11 @@ def _attend(
     scale = scale_of(module)
     if scale is not None:
         asked = (_known_kind(implementation), module, query, key, attention_mask, options)
-        # Numbers need no launch; in a graph they would be those of the lengths it was made with.
-        in_graph = torch.compiler.is_compiling() or is_traced()
+        # A number needs no launch; in a graph it would be that of the length it was made with.
+        in_graph = torch.compiler.is_compiling() or is_recorded()
         num_keys = None if in_graph else known_keys(*asked)
         if num_keys is None:
             num_keys = visible_keys(*asked)
-        elif isinstance(num_keys, range) and not getattr(scale, "shares", False):
-            num_keys = as_tensor(num_keys, query)
         for watch in _watchers:
             watch(module, as_tensor(num_keys, query), query)
         for audit in _auditors:

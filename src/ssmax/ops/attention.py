@@ -50,10 +50,9 @@ def ssmax_attention(
     scalars or (H,), learnable. With fewer queries than keys the queries are the last ones, so
     `is_causal` serves cached decoding. `key_padding_mask` (B, S) is True for tokens; `window`,
     `cu_seqlens` and `positions` are as in `visible_keys`; `attn_mask` is boolean (True is visible)
-    or additive (-inf, or a number too low to leave any weight, is hidden; what it adds is not
-    scaled). `num_keys` overrides the count: a number, (T,), (B, T) or (B, H, T). A query that sees
-    nothing gives zeros. Values of tensors are checked on the CPU only; on a GPU that would wait for
-    the device.
+    or additive (-5e3 or any lower number hides a key; what it adds is not scaled). `num_keys`
+    overrides the count: a number, (T,), (B, T) or (B, H, T). A fully masked row gives zeros. Values
+    of tensors are checked on the CPU only; on a GPU that would wait for the device.
     """
     _check_heads(q, k, v, enable_gqa)
     if not 0.0 <= dropout_p < 1.0:

@@ -8,6 +8,7 @@ O(queries + keys), and no queries x keys tensor is made.
 # B batch, H query heads, T queries, S keys
 
 import itertools
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -20,6 +21,9 @@ from ssmax.errors import UsageError
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
 ROWS_PER_BLOCK = 256
+MASKED = -5e3
+"""An additive mask hides a key by this or any lower number: BERT's -1e4, -1e9, a dtype's lowest
+finite number, -inf. In float32 exp is 0 from -104 on, so such a key has no weight."""
 ROTARY_HINT = "give other rotary positions to rope_tables, or to SelfAttention as rotary="
 
 Span = tuple[int, int]
@@ -275,23 +279,25 @@ def visibility(
 def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
     """n along dim of a mask: integers, at least 1.
 
-    True is visible; of an additive mask, all but -inf and what is too low to leave any weight.
+    True is visible; an additive mask hides by -5e3 or any lower number.
     """
     if not isinstance(mask, Tensor):
         raise UsageError(
             f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
         )
-    if mask.dtype == torch.bool:
-        visible = mask
-    elif mask.is_floating_point():
-        visible = _hide_lowest(mask) != -torch.inf
-    else:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
         raise UsageError(
             "mask must be boolean (True is visible) or floating (-inf is hidden), "
             f"got {mask.dtype}; "
             "write mask.bool() if 1 means visible"
         )
-    return visible.sum(dim).clamp_min(1)
+    _check_additive("mask", mask)
+    return is_visible(mask).sum(dim).clamp_min(1)
+
+
+def is_visible(mask: Tensor) -> Tensor:
+    """Turn a boolean or additive mask into booleans, True where a key is visible."""
+    return mask if mask.dtype == torch.bool else mask > MASKED
 
 
 def visible_keys(
@@ -334,7 +340,17 @@ def values_are_readable(tensor: Tensor) -> bool:
         and type(tensor) in (Tensor, torch.nn.Parameter)
         # a tensor of vmap or func.grad; torch has no public question for it
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+        and not is_recorded()
     )
+
+
+def is_recorded() -> bool:
+    """True while torch.jit.trace or make_fx records: what is read now would become a constant."""
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return True
+    # Not imported here: it takes 0.3 s, and nobody records with it before it is there.
+    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracing is not None and tracing.get_proxy_mode() is not None
 
 
 def _rows_and_keys(mask: Tensor, rows: Span, keys: Span) -> Tensor:
@@ -350,17 +366,8 @@ def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | No
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]
     if mask.dtype == torch.bool:
         return mask, None
-    bias = _hide_lowest(mask)
-    return bias != -torch.inf, bias
-
-
-def _hide_lowest(mask: Tensor) -> Tensor:
-    """Additive mask with -inf wherever no weight can be left.
-
-    Transformers hides with the lowest finite number rather than with -inf.
-    """
-    lowest = max(torch.finfo(mask.dtype).min / 2, -1e8)
-    return mask.masked_fill(mask <= lowest, -torch.inf)
+    visible = is_visible(mask)
+    return visible, mask.masked_fill(~visible, -torch.inf)
 
 
 def _end_of_run(positions: Tensor) -> Tensor:
@@ -436,6 +443,7 @@ def _check_mask(
             "attn_mask must be boolean (True is visible) or floating (added to the logits, -inf is "
             f"hidden), got {mask.dtype}; write attn_mask.bool() if 1 means visible"
         )
+    _check_additive("attn_mask", mask)
     fits = mask.dim() in (2, 3, 4) and all(
         size in (1, wanted)
         for size, wanted in zip(mask.shape[-2:], (num_queries, num_keys), strict=True)
@@ -450,6 +458,18 @@ def _check_mask(
         raise UsageError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) with batch {batch} and "
             f"{num_heads} heads, got {tuple(mask.shape)}"
+        )
+
+
+def _check_additive(name: str, mask: Tensor) -> None:
+    """Refuse NaN and +inf, which would make every weight of a row NaN."""
+    if mask.dtype == torch.bool or not mask.numel() or not values_are_readable(mask):
+        return
+    # The maximum of anything and NaN is NaN.
+    if not mask.detach().amax() < torch.inf:
+        raise UsageError(
+            f"{name} must hold finite numbers or -inf, got NaN or +inf; 0 shows a key, -inf hides "
+            "it"
         )
 
 

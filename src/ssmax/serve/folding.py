@@ -6,7 +6,8 @@ Ministral 3 multiplies the query at position p by 1 + beta log(1 + floor(p / M))
     s log n + b = b (1 + beta log n)           where s / b = beta in every head of every layer,
     s log n     = s / beta (1 + beta log n)    but for s / beta, with a large beta, where b = 0.
 
-The part before the bracket goes into the rows of W_q that make the head.
+The part before the bracket goes into the rows of W_q that make the head. In the second case it is
+shared with W_k, so that no weight, query, key or factor leaves the range of float16.
 """
 
 # L layers, H query heads, D head width, C model width
@@ -25,8 +26,12 @@ from ssmax.hf.hook import ATTRIBUTE
 from ssmax.lm import LM, to_llama_weights
 from ssmax.nn import SSMaxScale
 
-BETA = 1e6
-"""Stands for a beta without bounds: s (log n + 1 / beta) is s log n but for a millionth of s."""
+BETA = 2.0**12
+"""Where b = 0. An engine may make the factor in float16: 1 + beta log n stays below 65,504 for any
+n up to 8 million. What is too much, s / beta, is fitted away: in the factor of n = 2 three
+parts in 10,000 remain, from n = 50 on three in 100,000, where float16 rounds by five in 10,000."""
+KEY_SHARE = 2.0**-6
+"""Of 1 / beta, what the rows of W_k take; those of W_q take the rest and s."""
 NEGLIGIBLE = 1e-4
 """A b below this share of s is none: rounding in 1,000 steps of `anneal` leaves a third of it."""
 KEEPS_ALL = "the forms onnx and torch-export keep it"
@@ -79,17 +84,15 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
     s_LH, b_LH = form.s_LH, form.b_LH
     lead = b_LH.abs().argmax()
     ratio = (s_LH.flatten()[lead] / b_LH.flatten()[lead]).item()
-    is_exact = True
-    if bool((b_LH.abs() <= NEGLIGIBLE * s_LH.abs()).all()):
-        beta, rows_LH, how = BETA, s_LH / BETA, "s / beta of every head; there is no bias"
-        if bool(b_LH.any()):
-            how += f" above {NEGLIGIBLE:g} of s, and what is below is dropped"
-    elif torch.allclose(s_LH, ratio * b_LH, rtol=1e-6, atol=0.0):
+    has_bias = bool((b_LH.abs() > NEGLIGIBLE * s_LH.abs()).any())
+    is_exact, key_share = True, 1.0
+    if torch.allclose(s_LH, ratio * b_LH, rtol=1e-6, atol=0.0):
         beta, rows_LH, how = ratio, b_LH, "b of every head; s / b is beta in all of them"
-    elif fit:
-        s_LH, is_exact = nearest_without_bias(s_LH, b_LH, form.train_length), False
-        beta, rows_LH = BETA, s_LH / BETA
-        how = f"s / beta of every head, s fitted to s log n + b over n = 1..{form.train_length}"
+    elif fit or not has_bias:
+        beta, key_share, is_exact = BETA, KEY_SHARE, not has_bias
+        s_LH = nearest_without_bias(s_LH, b_LH - s_LH / beta, form.train_length)
+        rows_LH = s_LH / (beta * key_share)
+        how = f"s of every head, fitted to s log n + b over n = 1..{form.train_length}"
     else:
         raise UsageError(
             "every head has a bias of its own, and the engines' factor 1 + beta log n has one "
@@ -99,10 +102,11 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
         )
     weights = dict(form.weights)
     for layer, rows_H in enumerate(rows_LH):
-        name = f"model.layers.{layer}.self_attn.q_proj.weight"
-        wide = weights[name].double().unflatten(0, (rows_H.shape[0], -1))
-        folded = (wide * rows_H[:, None, None].to(wide.device)).flatten(0, 1)
-        weights[name] = folded.to(weights[name].dtype)
+        for part, shares in (("q", rows_H), ("k", torch.tensor([key_share]))):
+            name = f"model.layers.{layer}.self_attn.{part}_proj.weight"
+            wide = weights[name].double().unflatten(0, (shares.shape[0], -1))
+            folded = (wide * shares[:, None, None].to(wide.device)).flatten(0, 1)
+            weights[name] = folded.to(weights[name].dtype)
     return Folded(weights=weights, config=form.config, beta=beta, how=how, is_exact=is_exact)
 
 

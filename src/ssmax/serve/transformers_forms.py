@@ -15,9 +15,7 @@ from ssmax.lm import LM
 from ssmax.serve.folding import Folded, native_as_softmax_llama
 from ssmax.serve.vocabulary import End
 
-VLLM = "vllm"
-"""Subfolder of a Ministral 3 with the same model's configuration for vLLM."""
-_SHARED = (
+_KEPT = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings",
     "bos_token_id", "eos_token_id", "pad_token_id",
@@ -58,12 +56,8 @@ def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
 
 
 def write_ministral(folded: Folded, folder: Path, *, context: int) -> None:
-    """A stock Ministral3ForCausalLM, and beside it the configuration of vLLM's Mistral."""
-    model = as_ministral(folded, context=context)
-    model.save_pretrained(folder)
-    (folder / VLLM).mkdir()
-    config = vllm_config(folded, context=context, dtype=str(model.dtype).removeprefix("torch."))
-    (folder / VLLM / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    """Write a stock Ministral3ForCausalLM, which Transformers, vLLM and MLX load as it is."""
+    as_ministral(folded, context=context).save_pretrained(folder)
 
 
 def write_tokenizer_config(folder: Path, end: End | None) -> None:
@@ -78,28 +72,20 @@ def as_ministral(folded: Folded, *, context: int) -> Any:
     """The folded model, in Transformers' own class."""
     transformers = require("transformers", extra="hf", purpose="the form ministral")
     rope = {
-        **_rope(folded),
+        "rope_type": "default",
+        "rope_theta": folded.config["rope_parameters"]["rope_theta"],
         "llama_4_scaling_beta": folded.beta,
         "original_max_position_embeddings": 1,
     }
     config = transformers.Ministral3Config(
-        **_shared(folded), rope_parameters=rope, max_position_embeddings=context
+        **{key: folded.config.get(key) for key in _KEPT},
+        rope_parameters=rope,
+        # vLLM reads the same two numbers from here alone.
+        llama_4_scaling={"beta": folded.beta, "original_max_position_embeddings": 1},
+        max_position_embeddings=context,
+        sliding_window=None,
     )
     return build(transformers, config, folded.weights)
-
-
-def vllm_config(folded: Folded, *, context: int, dtype: str) -> dict[str, Any]:
-    """vLLM reads beta and M from a key of their own, and the class from `architectures`."""
-    return {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        **_shared(folded),
-        "rope_parameters": _rope(folded),
-        "max_position_embeddings": context,
-        "sliding_window": None,
-        "llama_4_scaling": {"beta": folded.beta, "original_max_position_embeddings": 1},
-        "dtype": dtype,
-    }
 
 
 def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
@@ -108,11 +94,3 @@ def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
     dtype = weights["model.embed_tokens.weight"].dtype
     model = kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)
     return model.eval()
-
-
-def _shared(folded: Folded) -> dict[str, Any]:
-    return {key: folded.config.get(key) for key in _SHARED}
-
-
-def _rope(folded: Folded) -> dict[str, Any]:
-    return {"rope_type": "default", "rope_theta": folded.config["rope_parameters"]["rope_theta"]}

@@ -150,6 +150,13 @@ def test_a_variant_is_the_preset_but_for_what_it_is_called_after(preset, variant
     assert dataclasses.replace(study, preset=preset, pretraining=base.pretraining) == base
 
 
+def test_twice_the_training_length_is_as_many_tokens_in_a_step():
+    base, longer = study_named("small"), study_named("small:length-1k")
+    assert longer.train_length == 2 * base.train_length
+    assert longer.pretraining.tokens_per_step == base.pretraining.tokens_per_step
+    assert longer.seconds == base.seconds
+
+
 def test_the_small_study_has_three_seeds():
     assert min(study_named("small").seeds[name] for name in "abcdef") == 3
 

@@ -251,6 +251,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "small": {
         **_THETAS,
+        # As many tokens a step as the preset.
+        "length-1k": {
+            "model.train_length": 1024,
+            "run.batch_size": 32,
+            "run.micro_batch": 32,
+        },
         "half-rotary": {"model.rotary_width": 32},
         "no-rotary": {"model.rotary_width": 0},
         "windows": {"model.window": 128, "model.full_every": 2},
@@ -268,7 +274,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""What the paper leaves open, a change each of a preset: position code, windows, size."""
+"""What the paper leaves open, a change each of a preset: position code, training length, windows,
+size."""
 
 
 def small() -> Study:

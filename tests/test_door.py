@@ -157,6 +157,10 @@ BAD = {
     "unknown backend": (lambda: attend(backend="flashy"), "one of auto, cudnn, flash, efficient, math, varlen, flex, eager, got 'flashy'"),
     "cudnn on the CPU": (lambda: attend(backend="cudnn"), "backend='cudnn' cannot serve this call: it needs CUDA"),
     "dropout 1": (lambda: attend(dropout_p=1.0), "dropout_p must be at least 0 and below 1"),
+    "scale of NaN": (lambda: attend(scale=math.nan), "scale must be a finite number"),
+    "infinite scale": (lambda: attend(scale=-math.inf, is_causal=True), "scale must be a finite number"),
+    "scale a tensor": (lambda: attend(scale=torch.tensor(0.5)), "scale must be a finite number"),
+    "rows with a scale of NaN": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, [0], scale=math.nan), "scale must be a finite number"),
     "rows outside": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, [6]), r"rows must lie in -6\.\.5, got 6"),
     "rows of floats": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, torch.tensor([0.5])), "rows must be a list of query indices"),
     # ssmax

@@ -1,5 +1,6 @@
 """What stands at the door: light imports, and one clear error for each wrong input."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -52,9 +53,19 @@ def test_the_type_checker_and_dir_know_what_is_loaded_on_first_use(package):
     here = importlib.import_module(package)
     assert done.stdout.split() == here.__all__
     source = Path(here.__file__).read_text()
-    for name in here.__all__:
-        assert getattr(here, name) is getattr(here, name)
-        assert f"import {name} as {name}" in source, name
+    stubs = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert sorted(stubs) == sorted(here.__all__)
+    for name, home in stubs.items():
+        # `from package import name` imports a module of the package.
+        is_module = home == package
+        found = importlib.import_module(f"{home}.{name}" if is_module else home)
+        assert getattr(here, name) is (found if is_module else getattr(found, name)), name
 
 
 def heads(number=H, tokens=T, width=D, batch=2, **kwargs):

@@ -1,5 +1,6 @@
 """What stands at the door: light imports, and one clear error for each wrong input."""
 
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -52,9 +53,19 @@ def test_the_type_checker_and_dir_know_what_is_loaded_on_first_use(package):
     here = importlib.import_module(package)
     assert done.stdout.split() == here.__all__
     source = Path(here.__file__).read_text()
-    for name in here.__all__:
-        assert getattr(here, name) is getattr(here, name)
-        assert f"import {name} as {name}" in source, name
+    stubs = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert sorted(stubs) == sorted(here.__all__)
+    for name, home in stubs.items():
+        # `from package import name` imports a module of the package.
+        is_module = home == package
+        found = importlib.import_module(f"{home}.{name}" if is_module else home)
+        assert getattr(here, name) is (found if is_module else getattr(found, name)), name
 
 
 def heads(number=H, tokens=T, width=D, batch=2, **kwargs):
@@ -157,6 +168,10 @@ BAD = {
     "unknown backend": (lambda: attend(backend="flashy"), "one of auto, cudnn, flash, efficient, math, varlen, flex, eager, got 'flashy'"),
     "cudnn on the CPU": (lambda: attend(backend="cudnn"), "backend='cudnn' cannot serve this call: it needs CUDA"),
     "dropout 1": (lambda: attend(dropout_p=1.0), "dropout_p must be at least 0 and below 1"),
+    "scale of NaN": (lambda: attend(scale=math.nan), "scale must be a finite number"),
+    "infinite scale": (lambda: attend(scale=-math.inf, is_causal=True), "scale must be a finite number"),
+    "scale a tensor": (lambda: attend(scale=torch.tensor(0.5)), "scale must be a finite number"),
+    "rows with a scale of NaN": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, [0], scale=math.nan), "scale must be a finite number"),
     "rows outside": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, [6]), r"rows must lie in -6\.\.5, got 6"),
     "rows of floats": (lambda: ssmax.attention_rows(heads(), heads(), 0.3, torch.tensor([0.5])), "rows must be a list of query indices"),
     # ssmax

@@ -1,11 +1,14 @@
 """ssmax_attention: backends agree, names are promises, and no queries x keys tensor is made."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from ssmax import attention_rows, ssmax_attention
+from ssmax.ops import attention as attention_module
 from ssmax.ops.backends import choose_backend
 from ssmax.ops.backends.call import Call
 from ssmax.ops.visible import visibility
@@ -338,6 +341,75 @@ def test_scale_is_sdpas():
     out = ssmax_attention(case.q, case.k, case.v, case.s, is_causal=True, scale=0.11)
     exact = oracle_attention(case.q, case.k, case.v, case.s, is_causal=True, scale=0.11)
     torch.testing.assert_close(out, exact)
+
+
+def value_and_gradients(attention, leaves, weight=1.0, **options):
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    out = attention(*leaves, is_causal=True, **options)
+    weight = torch.linspace(-weight, weight, out.numel(), dtype=out.dtype).view_as(out)
+    return out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)
+
+
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("backend", ["auto", "math", "flash", "eager"])
+def test_a_scale_that_is_not_positive_has_the_values_of_the_definition(backend, scale):
+    case = make_case("scale")
+    leaves = (case.q, case.k, case.v, case.s)
+    found = value_and_gradients(ssmax_attention, leaves, scale=scale, backend=backend)
+    exact = value_and_gradients(naive_attention, leaves, scale=scale)
+    for name, x, y in zip(("out", "dq", "dk", "dv", "ds"), found, exact, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+    torch.testing.assert_close(found[0], oracle_attention(*leaves, is_causal=True, scale=scale))
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flash", "eager"])
+def test_a_large_scaled_query_does_not_overflow_in_float16(backend):
+    """q * s log n is far above 65504, the logits are not."""
+    case = make_case("float16", width=64, dtype=torch.float16)
+    q, k, s = 8e3 * case.q.sign(), 1e-4 * case.k, 20 * case.s
+    leaves = (q, k, case.v, s)
+    weight = 1e-2  # dk, which is as large as the scaled query, has to be a float16 too
+    found = value_and_gradients(ssmax_attention, leaves, weight, backend=backend)
+    exact = value_and_gradients(naive_attention, [x.double() for x in leaves], weight)
+    # In bfloat16, which has the range but fewer digits, plain code sets the budget.
+    half = [x.bfloat16() for x in leaves[:3]]
+    budget = value_and_gradients(naive_attention, [*half, s], weight)
+    for name, x, y, z in zip(("out", "dq", "dk", "dv", "ds"), found, budget, exact, strict=True):
+        assert_no_worse_than(x, y, z, name=name)
+
+
+def test_a_large_scaled_query_does_not_overflow_under_autocast_to_float16():
+    case = make_case("float16", width=64, dtype=torch.float32, is_causal=True)
+    inputs = (8e3 * case.q.sign(), 1e-4 * case.k, case.v, 20 * case.s)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = ssmax_attention(*inputs, is_causal=True)
+    assert out.dtype == torch.float16
+    exact = oracle_attention(*inputs, is_causal=True)
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=0.02)
+
+
+def test_where_the_factor_is_not_read_float16_reaches_a_factor_of_16(monkeypatch):
+    """As on a GPU, where reading it would wait for the device."""
+    monkeypatch.setattr(attention_module, "values_are_readable", lambda _: False)
+    q = torch.full((1, 1, 4, 64), 6e4, dtype=torch.float16)
+    k = 1e-6 * torch.randn(1, 1, 4, 64, dtype=torch.float16)
+    v = torch.randn(1, 1, 4, 64, dtype=torch.float16)
+    inputs = (q, k, v, 16 / math.log(4))
+    out = ssmax_attention(*inputs, is_causal=True)
+    exact = oracle_attention(*inputs, is_causal=True)
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("backend", ["auto", "math", "flex", "eager"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_heads_of_width_0_give_the_mean_of_the_visible_values(is_causal, backend):
+    q, k, v = torch.empty(2, 4, 5, 0), torch.empty(2, 2, 5, 0), torch.randn(2, 2, 5, 8)
+    out = ssmax_attention(q, k, v, 0.3, is_causal=is_causal, enable_gqa=True, backend=backend)
+    n = torch.arange(1.0, 6.0).unsqueeze(-1)
+    mean = v.cumsum(2) / n if is_causal else v.mean(2, keepdim=True).expand_as(v)
+    torch.testing.assert_close(out, mean.repeat_interleave(2, dim=1))
+    weights = attention_rows(q, k, 0.3, [1], is_causal=is_causal, enable_gqa=True)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 1))
 
 
 def test_an_additive_bias_is_added_after_the_scaling():

@@ -4,12 +4,21 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from ssmax import rope_scale, rope_ssmax, rope_tables, ssmax_attention, ssmax_factor
+from ssmax import (
+    apply_rope,
+    rope_scale,
+    rope_ssmax,
+    rope_tables,
+    ssmax_attention,
+    ssmax_factor,
+    visible_keys,
+)
 from ssmax.ops import implementation
 from ssmax.ops.rope_scale import api, kernels
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
-from ssmax.testing import assert_no_worse_than
+from ssmax.testing import assert_no_worse_than, oracle_attention
 
 # batch, query heads, key heads, tokens, head width, rotary width
 SHAPES = [
@@ -291,6 +300,42 @@ def test_the_fused_scaling_of_ssmax_attention_is_the_plain_one(device, monkeypat
         gradients.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
     for plain, fused in zip(*gradients, strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_fused_scaling_does_not_overflow_in_float16(device, monkeypatch):
+    q, k, v = (torch.randn(1, 2, 9, 64, device=device) for _ in range(3))
+    leaves = [x.half().requires_grad_() for x in (3e4 * q.sign(), 1e-5 * k, v)]
+    monkeypatch.setattr(api, "choose_impl", lambda *_: "triton")
+    s = torch.full((2,), 4.0, device=device, requires_grad=True)
+    out = ssmax_attention(*leaves, s, is_causal=True)
+    exact = oracle_attention(*(x.detach().cpu() for x in (*leaves, s)), is_causal=True)
+    torch.testing.assert_close(out.detach().double().cpu(), exact, rtol=0, atol=5e-3)
+    gradients = torch.autograd.grad(1e-2 * out.sum(), (*leaves, s))
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("bias", [None, 0.3])
+def test_scaling_where_q_is_rotated_or_in_the_attention_is_the_same(bias):
+    q, k, v = (torch.randn(2, 4, 9, 16) for _ in range(3))
+    s, b = torch.rand(4), None if bias is None else torch.full((4,), bias)
+    cos, sin = rope_tables(torch.arange(9), 16)
+    rotated = [apply_rope(x, cos, sin) for x in (q, k)]
+    expected = ssmax_attention(*rotated, v, s, bias=b, is_causal=True)
+    n = visible_keys(9, 9, is_causal=True)
+    for scaled in (
+        rope_scale(q, k, cos, sin, ssmax_factor(n, s, b)),
+        rope_ssmax(q, k, cos, sin, n, s, b),
+    ):
+        out = F.scaled_dot_product_attention(*scaled, v, is_causal=True)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+        twice = ssmax_attention(*scaled, v, s, bias=b, is_causal=True)
+        assert (twice - expected).abs().max() > 0.1
+
+
+def test_the_docstrings_of_rotations_name_the_attention_that_follows():
+    assert "plain softmax attention" in rope_scale.__doc__.splitlines()[0]
+    assert "plain softmax attention" in rope_ssmax.__doc__.splitlines()[0]
+    assert "ssmax_attention" in apply_rope.__doc__.splitlines()[0]
 
 
 def test_scaling_a_query_leaves_nothing_to_add_to_its_gradient(device, monkeypatch):

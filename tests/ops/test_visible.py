@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssmax import num_visible_keys, ssmax_attention, visible_keys
+from ssmax import attention_rows, num_visible_keys, ssmax, ssmax_attention, visible_keys
 from ssmax.errors import UsageError
 from ssmax.ops.visible import visibility
 from ssmax.testing import random_case
@@ -150,10 +150,29 @@ def test_a_bound_that_a_document_exceeds_is_refused():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_an_additive_mask_with_nan_is_refused_on_the_cpu(bad):
-    mask = torch.tensor([[0.0, bad, -torch.inf]])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        lambda x, mask: num_visible_keys(mask),
+        lambda x, mask: ssmax_attention(x, x, x, 0.4, attn_mask=mask),
+        lambda x, mask: ssmax_attention(x, x, x, 0.4, attn_mask=mask, num_keys=3),
+        lambda x, mask: attention_rows(x, x, 0.4, [0], attn_mask=mask),
+        lambda x, mask: visibility(3, 3, is_causal=False, attn_mask=mask),
+    ],
+    ids=["num_visible_keys", "ssmax_attention", "with num_keys", "attention_rows", "visibility"],
+)
+def test_an_additive_mask_with_nan_is_refused_on_the_cpu(entry, bad):
     x = torch.ones(1, 1, 3, 4)
+    mask = torch.zeros(3, 3).masked_fill(torch.eye(3).bool(), -torch.inf)
+    assert entry(x, mask) is not None
+    mask[2, 1] = bad
     with pytest.raises(UsageError, match="NaN"):
-        num_visible_keys(mask)
-    with pytest.raises(UsageError, match="NaN"):
-        ssmax_attention(x[:, :, :1], x, x, 0.4, attn_mask=mask)
+        entry(x, mask)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_ssmax_takes_no_additive_mask_at_all(bad):
+    with pytest.raises(UsageError, match="boolean"):
+        ssmax(torch.ones(3), 0.4, mask=torch.tensor([0.0, bad, 0.0]))
+    with pytest.raises(UsageError, match="mask must be a tensor"):
+        ssmax(torch.ones(3), 0.4, mask=[0.0, bad, 0.0])

@@ -45,6 +45,13 @@ def test_elsewhere_a_step_is_computed_as_ever():
     assert not isinstance(found, RecordedGradients)
 
 
+# While it compiles, torch warns of itself: Dynamo asks every tensor for its gradient (in torch 2.11
+# only what is printed of that is hidden), Dynamo and Inductor of their own code.
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor:UserWarning",
+    r"ignore:::torch\._dynamo\.",
+    r"ignore:::torch\._inductor\.",
+)
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_replay_is_the_step(compiled):

@@ -6,6 +6,7 @@ the softmax model, and lets every softmax kernel serve unchanged.
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
+import math
 from numbers import Real
 
 import torch
@@ -23,6 +24,10 @@ from ssmax.ops.scale import (
     unchecked_ssmax_factor,
 )
 from ssmax.ops.visible import Visibility, Window, values_are_readable, visibility
+
+UNREAD_EXPONENT = 4
+"""The power of two that float16 queries are divided by where the factor cannot be read: enough for
+every query up to a factor of 16."""
 
 
 def ssmax_attention(
@@ -51,14 +56,20 @@ def ssmax_attention(
     `is_causal` serves cached decoding. `key_padding_mask` (B, S) is True for tokens; `window`,
     `cu_seqlens` and `positions` are as in `visible_keys`; `attn_mask` is boolean (True is visible)
     or additive (-5e3 or any lower number hides a key; what it adds is not scaled). `num_keys`
-    overrides the count: a number, (T,), (B, T) or (B, H, T). A fully masked row gives zeros. Values
-    of tensors are checked on the CPU only; on a GPU that would wait for the device.
+    overrides the count: a number, (T,), (B, T) or (B, H, T). `scale` is any finite number, by
+    default D ** -0.5. A fully masked row gives zeros. Values of tensors are checked on the CPU
+    only; on a GPU that would wait for the device. q and k arrive rotated but not scaled: after
+    `apply_rope`, not after `rope_scale`.
     """
     _check_heads(q, k, v, enable_gqa)
+    _check_scale(scale)
     if not 0.0 <= dropout_p < 1.0:
         raise UsageError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
     sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight)
+    factor_BHT, scale = _positive_scale(factor_BHT, scale)
+    if (autocast_dtype(q.device, q.dtype) or q.dtype) == torch.float16:
+        factor_BHT, scale = _within_float16(factor_BHT, scale, q.shape[-1])
     q = scale_query(q, factor_BHT)
     return attend(q, k, v, sight, scale=scale, dropout_p=dropout_p, backend=backend)
 
@@ -86,6 +97,7 @@ def attention_rows(
     `ssmax_attention`. Memory grows with rows x keys, never with queries x keys.
     """
     _check_heads(q, k, k, enable_gqa)
+    _check_scale(scale)
     rows = _check_rows(rows, q)
     sight = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     factor_BHT = _factor(q, s, bias, num_keys, sight).expand(q.shape[:3])[:, :, rows]
@@ -134,6 +146,43 @@ def _factor(
         s.expand(num_heads).unsqueeze(-1),
         None if bias is None else bias.expand(num_heads).unsqueeze(-1),
     )
+
+
+def _positive_scale(factor_BHT: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
+    """Move the sign of `scale`, or a scale of 0, into the factor.
+
+    Fused kernels hide a key by a logit of -inf before they multiply by `scale`.
+    """
+    if scale is None or scale > 0:
+        return factor_BHT, scale
+    return (-factor_BHT, -scale) if scale < 0 else (0.0 * factor_BHT, 1.0)
+
+
+def _within_float16(
+    factor_BHT: Tensor, scale: float | None, head_dim: int
+) -> tuple[Tensor, float | None]:
+    """Move a power of two from the factor to `scale`, so that the scaled query does not overflow.
+
+    Kernels multiply by `scale` in float32, and powers of two are exact. On the CPU the factor is
+    read and brought to at most 1; elsewhere reading it would wait for the device.
+    """
+    exponent = UNREAD_EXPONENT
+    if values_are_readable(factor_BHT):
+        largest = factor_BHT.detach().abs().amax().item() if factor_BHT.numel() else 0.0
+        exponent = math.frexp(largest)[1] if largest > 1 else 0
+    if exponent == 0:
+        return factor_BHT, scale
+    scale = 1 / math.sqrt(max(head_dim, 1)) if scale is None else scale
+    return factor_BHT * 2.0**-exponent, scale * 2.0**exponent
+
+
+def _check_scale(scale: float | None) -> None:
+    is_number = scale is None or isinstance(scale, Real | torch.SymFloat)
+    if not is_number or (scale is not None and not -math.inf < scale < math.inf):
+        raise UsageError(
+            f"scale must be a finite number or None for head width ** -0.5, got {scale!r}; "
+            "what is learned goes into s and bias"
+        )
 
 
 def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:

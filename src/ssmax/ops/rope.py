@@ -37,7 +37,10 @@ def check_rotary(width: int, theta: float) -> None:
 
 
 def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every head by its position: cos and sin are (T, R / 2) or (B, T, R / 2)."""
+    """Rotate every head by its position; `ssmax_attention` comes after it and scales the query.
+
+    cos and sin come from `rope_tables`: (T, R / 2) or (B, T, R / 2).
+    """
     check_tables(x_BHTD, cos, sin)
     return rotate(x_BHTD, cos, sin).to(x_BHTD.dtype)
 

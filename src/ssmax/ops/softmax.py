@@ -52,6 +52,10 @@ def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, 
         raise UsageError(f"dim must name one of the {z.dim()} dimensions of z, got {dim}")
     visible = z != -torch.inf
     if mask is not None:
+        if not isinstance(mask, Tensor):
+            raise UsageError(
+                f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
+            )
         if mask.dtype != torch.bool:
             raise UsageError(
                 f"mask must be boolean, True is visible, got {mask.dtype}; an additive mask is "

@@ -9,6 +9,7 @@ that sentence and never falls back to another.
 
 from typing import Literal, get_args
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from ssmax.errors import UsageError
@@ -33,6 +34,9 @@ def attend(
     """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
     if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
         q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
+    if q_BHTD.shape[-1] == 0:
+        # Heads of width 0 have logits of 0, as have those of one channel of zeros.
+        q_BHTD, k_BGSD = F.pad(q_BHTD, (0, 1)), F.pad(k_BGSD, (0, 1))
     call = Call(q_BHTD, k_BGSD, v_BGSD, sight, scale, dropout_p)
     chosen = choose_backend(backend, call)
     if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:

@@ -27,7 +27,7 @@ def attention_weights(
 ) -> Tensor:
     """The weights themselves, (B, H, T, S), float32 or wider, under autocast too."""
     wide = at_least_float32(q_BHTD.dtype)
-    q_BHTD = q_BHTD.to(wide) * (q_BHTD.shape[-1] ** -0.5 if scale is None else scale)
+    q_BHTD = q_BHTD.to(wide) * (max(q_BHTD.shape[-1], 1) ** -0.5 if scale is None else scale)
     k_BHSD = k_BGSD.repeat_interleave(q_BHTD.shape[1] // k_BGSD.shape[1], dim=1)
     with _autocast_off(q_BHTD.device):
         logits = q_BHTD @ k_BHSD.to(wide).transpose(-1, -2)

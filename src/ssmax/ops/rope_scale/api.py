@@ -27,8 +27,9 @@ FEW_ELEMENTS = 1 << 26
 def rope_scale(
     q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor, *, impl: Impl = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Rotate q and k by their positions and multiply q by its factor, in one pass.
+    """Rotate q and k and scale q by its factor: plain softmax attention comes after it.
 
+    `ssmax_attention` would scale q twice; it goes with `apply_rope`.
     cos and sin come from `rope_tables`: (T, R / 2) or (B, T, R / 2) for rotary width R <= D.
     `factor` broadcasts to (B, H, T). Differentiable in q, k and factor. A named impl never falls
     back to another.
@@ -58,7 +59,7 @@ def rope_ssmax(
     *,
     impl: Impl = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`rope_scale` with the factor s log n + b.
+    """Rotate q and k and scale q by s log n + b: plain softmax attention comes after it.
 
     A step of a decoder is over before the launch of a second kernel would be: for one token that
     asks for no gradient, the factor is made where the query is rotated.

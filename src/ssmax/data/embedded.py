@@ -34,12 +34,8 @@ class EmbeddedPart(Part):
 
 def embedded_part() -> EmbeddedPart:
     """The corpus as a part of a source, named by its version."""
-    return EmbeddedPart(name=f"embedded {embedded_version()}", size=embedded_size())
-
-
-def embedded_size() -> int:
-    """The bytes of the corpus."""
-    return sum(len(document.text.encode()) for document in embedded_documents())
+    size = sum(len(document.text.encode()) for document in embedded_documents())
+    return EmbeddedPart(name=f"embedded {embedded_version()}", size=size)
 
 
 def embedded_documents() -> Iterator[Document]:

@@ -2,29 +2,29 @@
 
 from pathlib import Path
 
-from ssmax.data.embedded import embedded_size
 from ssmax.data.sources import EMBEDDED, HUB
 from ssmax.data.token_files import TOKENS
 from ssmax.errors import UsageError
 
 MOST_READS = 4
 """Text read more often than this teaches a model little more (arXiv 2305.16264)."""
-BYTES_PER_TOKEN = 2.5
-"""Of the embedded text, in the tokens of GPT-2."""
+EMBEDDED_TOKENS = 4_000_000
+"""About as many GPT-2 tokens has the embedded text."""
 TOKENS_TRAINED = {"quick": 2_048_000, "small": 65_536_000, "gpu": 250_019_840}
 """Tokens that a pretraining sees, of every preset whose default text is the embedded one."""
 
 
 def check_embedded_is_enough(preset: str, tokens: int) -> None:
     """Refuse to train so long on the embedded text where nobody asked for that text."""
-    have = embedded_size() / BYTES_PER_TOKEN
-    if tokens <= MOST_READS * have:
+    times = tokens / EMBEDDED_TOKENS
+    if times <= MOST_READS:
         return
     raise UsageError(
         f"the {preset} preset trains on {tokens / 1e6:.0f} M tokens, and no text was given: it "
-        f"would read the embedded one (Python's standard library, about {have / 1e6:.0f} M "
-        f"tokens) about {tokens / have:.0f} times. Give real text, as in: ssmax reproduce "
-        f"--preset {preset} --text FOLDER (files of .txt, .jsonl or .parquet), --text "
+        f"would read the embedded one (Python's standard library, about "
+        f"{EMBEDDED_TOKENS / 1e6:.0f} M tokens) about {times:.0f} times. Give real "
+        f"text, as in: ssmax reproduce --preset {preset} --text FOLDER "
+        f"(files of .txt, .jsonl or .parquet), --text "
         f"{HUB}NAME (a dataset of Hugging Face), or --data FOLDER (what ssmax data prepare "
         f"wrote); --text {EMBEDDED} takes the embedded text all the same"
     )

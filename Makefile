@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,export,serve,testing,docs,dev]'
 	touch $(READY)
 
-reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick)
+reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick; a GPU: PRESET=gpu ARGS="--text FOLDER")
 	"$(BIN)/ssmax" reproduce --preset $(PRESET) $(ARGS)
 
 test: $(READY)  ## the tests that CI runs

@@ -142,7 +142,7 @@ def test_only_some_figures(tiny, tmp_path):
 def test_a_preset_for_gpus_is_not_begun_on_a_cpu_that_nobody_named(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert not reproduce(gpu(), tmp_path / "s", dry_run=True).is_whole
-    assert "'embedded', not prepared yet; --data takes another" in capfd.readouterr().out
+    assert "'embedded', not prepared yet; --text takes another" in capfd.readouterr().out
     with pytest.raises(ValueError, match=r"gpu preset is made for a GPU.*--device cpu"):
         reproduce(gpu(), tmp_path / "s")
     assert not (tmp_path / "s").exists()

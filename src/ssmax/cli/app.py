@@ -169,9 +169,17 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="What to train on: embedded, a file or folder of .txt/.jsonl/.parquet, hf:NAME, "
+            "or tokens:PATH. Needed for small and gpu; by default the preset's text.",
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder that ssmax data prepare wrote; by default the preset's text."),
+        typer.Option(help="Folder that ssmax data prepare wrote, in place of --text."),
     ] = None,
     test: Annotated[
         Path | None,
@@ -209,6 +217,12 @@ def reproduce(
 
     Stopped, the same command goes on.
     """
+    from ssmax.study.text import TOKENS_TRAINED, check_embedded_is_enough
+
+    # Before torch is loaded, where neither --set nor --only could change the answer.
+    if text is None and data is None and not set_ and not only:
+        check_embedded_is_enough(preset, TOKENS_TRAINED.get(preset.partition(":")[0], 0))
+
     from ssmax.cli.study import reproduce_shown
 
     return reproduce_shown(
@@ -219,6 +233,7 @@ def reproduce(
         only=only or [],
         dry_run=dry_run,
         out=out,
+        text=text,
         data=data,
         test=test,
         questions=questions,

@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from ssmax.data.sources import EMBEDDED
 from ssmax.errors import UsageError
 from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
@@ -18,7 +19,8 @@ from ssmax.report.side_by_side import text_table, write_side_by_side
 from ssmax.study.pieces import gather
 from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
-from ssmax.study.reproduction import report, reproduce
+from ssmax.study.reproduction import is_computed, report, reproduce
+from ssmax.study.text import check_embedded_is_enough, check_source
 from ssmax.train.config import read_overrides
 from ssmax.train.finetuning import is_path, question_sources, with_full_paths
 
@@ -46,6 +48,7 @@ def reproduce_shown(
     only: Sequence[str],
     dry_run: bool,
     out: Path | None,
+    text: str | None,
     data: Path | None,
     test: Path | None,
     questions: str | None,
@@ -65,6 +68,13 @@ def reproduce_shown(
     for key in DECIDED.keys() & changes.keys():
         raise UsageError(f"{key} is different for every run of a study; give {DECIDED[key]}")
     study = study.with_settings(changes)
+    figures = read_figures(only)
+    if text is not None:
+        if data is not None:
+            raise UsageError("--text and --data both name the text to train on; give one of them")
+        study = dataclasses.replace(study, source=check_source(text))
+    elif data is None and study.source == EMBEDDED and not is_computed(figures):
+        check_embedded_is_enough(preset, study.tokens_trained)
     if questions is not None:
         for source in question_sources(questions):
             if is_path(source) and not Path(source).is_file():
@@ -79,7 +89,7 @@ def reproduce_shown(
             configurations=[name.strip() for name in configs.split(",")] if configs else None,
             seeds=seeds,
             first_seed=first_seed,
-            figures=read_figures(only),
+            figures=figures,
             data=data,
             test=test,
             device=device,

@@ -4,28 +4,82 @@ import math
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ssmax.records import PIECE_VARIABLE
-from ssmax.study.plan import Job, begins_at, can_start, expected_seconds, makespan, seconds_taken
+from ssmax.study.plan import (
+    KINDS,
+    Job,
+    Kind,
+    begins_at,
+    can_start,
+    expected_seconds,
+    makespan,
+    seconds_taken,
+    share_done,
+)
 from ssmax.study.presets import Study
-from ssmax.train.watch import LiveLine, clock
+from ssmax.train.watch import LiveLine, clock, roughly
 
 LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_FORECASTS = 3.0
+RECENT = 3
+"""Jobs of a kind that ended last: what the next of it takes is their median."""
 SECONDS_TO_START = 45
 """With less left of the time, nothing is started: it would be compiled and stopped."""
 StoppedBy = Literal["signal", "clock"]
 # The first line of a worker's last words: "step 10/600  loss ...", "cell 3/30".
 _PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is, as it tells itself, and at what pace."""
+
+    share: float = 0.0
+    """Of its work; before it tells, what an earlier command did."""
+    started: float = field(default_factory=lambda: time.monotonic())
+    first: tuple[float, float] | None = None
+    """When it first told its share, and which."""
+    last: tuple[float, float] | None = None
+    """When its share last changed, and to what."""
+
+    def tell(self, share: float) -> None:
+        """What it says now."""
+        if self.first is None or share < self.share:
+            self.first = self.last = (time.monotonic(), share)
+        elif share > self.share:
+            self.last = (time.monotonic(), share)
+        self.share = share
+
+    @property
+    def work(self) -> float | None:
+        """Seconds that all of its work takes at its pace so far, once it has a pace."""
+        if self.first is None or self.last is None or self.last[1] <= self.first[1]:
+            return None
+        return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
+
+    @property
+    def whole(self) -> float | None:
+        """Likewise, with the time it took to start up."""
+        if self.first is None or self.work is None:
+            return None
+        return self.first[0] - self.started + self.work
+
+    def to_go(self, expected: float) -> float:
+        """Seconds that are left of it; `expected` is all of it, for as long as it has no pace."""
+        seconds = expected if self.work is None else self.work
+        since = (self.last or (self.started,))[0]
+        return max(0.0, (1.0 - self.share) * seconds - (time.monotonic() - since))
 
 
 @dataclass(slots=True)
@@ -35,86 +89,146 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
+    progress: Progress
+    is_resumed: bool = False
+    """An earlier command did a part of it."""
     begins_at: float = 0.0
-    """The share of its steps that was done before."""
+    """The share of its steps that another job did."""
     said_before: int = 0
     """Bytes of the log that an earlier command left."""
-    share: float = 0.0
-    """Of the others."""
     words: str = "starting"
     is_told: bool = False
     """It knows that it has to stop."""
-    first_seen: tuple[float, float] | None = None
-    """When it first told its share, and which."""
 
     def look(self) -> None:
         """How far it is, from the end of its log."""
         with self.log.open("rb") as file:
             file.seek(max(self.said_before, self.log.stat().st_size - 4000))
             found = _PROGRESS.findall(file.read().decode(errors="replace"))
-        if found:
-            self.words, done, total = found[-1]
+        if not found:
+            return
+        self.words, done, total = found[-1]
+        # A measurement counts documents, trials and cells one after the other, each from 0.
+        if self.job.kind in ("data", "pretrain", "finetune"):
             share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
-            self.share = max(0.0, share - self.begins_at) / (1.0 - self.begins_at)
-            self.first_seen = self.first_seen or (time.monotonic(), self.share)
+            self.progress.tell(max(0.0, share - self.begins_at) / (1.0 - self.begins_at))
 
     @property
     def is_ending(self) -> bool:
         """At its own pace it is done before another job would have started up."""
-        if self.first_seen is None:
-            return False
-        since, first = self.first_seen
-        gone, done = time.monotonic() - since, self.share - first
-        return done > 0.0 and gone / done * (1.0 - self.share) < SECONDS_TO_START
+        return self.progress.work is not None and self.progress.to_go(0.0) < SECONDS_TO_START
 
 
 class Forecast:
-    """How much of a study is done, and when all of it will be, by what its jobs should take."""
+    """How much of a study is done, and when all of it will be.
 
-    def __init__(self, study: Study, jobs: Sequence[Job], workers: int, left: set[str]) -> None:
+    A job takes as long as others of its kind did on this machine, by their pace where none has
+    ended. Kinds that have not been measured take the preset's estimate, times what the measured
+    ones take of theirs. `taken` is what jobs took in earlier commands, `begun` the share of jobs
+    that those left unfinished.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        jobs: Sequence[Job],
+        workers: int,
+        *,
+        taken: Mapping[str, float] | None = None,
+        begun: Mapping[str, float] | None = None,
+    ) -> None:
         self.study: Study = study
-        self.jobs: Sequence[Job] = jobs
+        self.jobs: Mapping[str, Job] = {job.name: job for job in jobs}
         self.workers: int = workers
+        self.begun: Mapping[str, float] = begun or {}
         self.weights: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
-        self.started: float = time.monotonic()
-        self.left: set[str] = left
-        """What was left then."""
-        self.found: dict[str, float] = {}
-        """The share of a job that an earlier command did, as its first words tell."""
-        self.planned: float = self._planned(left, {})
-        self._told: tuple[float, float] = (-math.inf, self.planned)
+        self.ended: dict[Kind, list[float]] = {}
+        """Seconds of the jobs that ended, over what the preset expects of them."""
+        for name, seconds in (taken or {}).items():
+            self.learn(name, seconds)
+        self.before: Mapping[Kind, float] = self._ratios(self._measured({}), {})
+        self.is_known_before: bool = bool(self.ended)
+        # What this command measures counts for more: others may use the machine by now.
+        self.ended = {}
+        self._told: tuple[float, float, float, bool] = (-math.inf, 0.0, 0.0, False)
 
-    def share(self, left: set[str], running: Mapping[str, float], done: set[str]) -> float:
-        """Of the work, that is done; `running` has that of jobs that are being done."""
+    def learn(self, name: str, seconds: float) -> None:
+        """What a job took from its beginning to its end."""
+        self.ended.setdefault(self.jobs[name].kind, []).append(seconds / self.weights[name])
+
+    def share(self, left: set[str], running: Mapping[str, Progress], done: set[str]) -> float:
+        """Of the work, that is done."""
         # What failed is neither.
         total = sum(self.weights[name] for name in left | done)
-        rest = sum(self.weights[name] * (1.0 - running.get(name, 0.0)) for name in left)
+        shares = {**self.begun, **{name: one.share for name, one in running.items()}}
+        rest = sum(self.weights[name] * (1.0 - shares.get(name, 0.0)) for name in left)
         return 1.0 - rest / max(total, 1e-9)
 
-    def seconds(self, left: set[str], running: Mapping[str, float]) -> float:
-        """To go: the plan's own estimate, at the pace so far once a tenth of it is behind."""
-        for name, share in running.items():
-            # Less than before: it was killed past its last checkpoint, or begins again.
-            self.found[name] = min(share, self.found.get(name, share))
-        now = time.monotonic()
-        when, told = self._told
-        # To plan a large study takes some hundredths of a second.
-        if now - when < SECONDS_BETWEEN_FORECASTS:
-            return max(0.0, told - (now - when))
-        to_go, gone = self._planned(left, running), now - self.started
-        found = {name: share for name, share in self.found.items() if share}
-        self.planned = self._planned(self.left, found)
-        behind = self.planned - to_go
-        if behind > 0.1 * self.planned:
-            to_go *= gone / behind
-        else:
-            to_go = max(0.0, self.planned - gone)
-        self._told = now, to_go
-        return to_go
+    def seconds(self, left: set[str], running: Mapping[str, Progress]) -> float:
+        """To go; never less than what has not been started takes."""
+        return self._forecast(left, running)[0]
 
-    def _planned(self, left: set[str], running: Mapping[str, float]) -> float:
-        jobs = [job for job in self.jobs if job.name in left]
-        return makespan(self.study, jobs, self.workers, done=running)
+    def words(self, left: set[str], running: Mapping[str, Progress]) -> str:
+        """The time left; before anything is measured, an estimate that does not count down."""
+        seconds, is_measured = self._forecast(left, running)
+        if is_measured:
+            return f"{clock(seconds)} left"
+        return f"about {roughly(seconds)} on {self.study.measured_on}"
+
+    def _forecast(self, left: set[str], running: Mapping[str, Progress]) -> tuple[float, bool]:
+        now = time.monotonic()
+        when, told, floor, is_measured = self._told
+        # To plan a large study takes some hundredths of a second.
+        if now - when >= SECONDS_BETWEEN_FORECASTS:
+            when, (told, floor, is_measured) = now, self._planned(left, running)
+            self._told = when, told, floor, is_measured
+        return (max(floor, told - (now - when)) if is_measured else told), is_measured
+
+    def _planned(
+        self, left: set[str], running: Mapping[str, Progress]
+    ) -> tuple[float, float, bool]:
+        """Seconds to go, those of what has not been started, and whether anything is measured."""
+        measured = self._measured(running)
+        ratios = self._ratios(measured, self.before)
+        whole = {name: self.weights[name] * ratios[self.jobs[name].kind] for name in left}
+        to_go = {name: whole[name] * (1.0 - self.begun.get(name, 0.0)) for name in left}
+        started = {name: one.to_go(whole[name]) for name, one in running.items() if name in left}
+        is_measured = self.is_known_before or bool(measured.keys() - {"data"})
+        if not is_measured:
+            started = {name: to_go[name] for name in started}
+        floor = self._makespan({name: to_go[name] for name in left - started.keys()}, set())
+        seconds = self._makespan({**to_go, **started}, set(started))
+        return max(floor, seconds), floor, is_measured
+
+    def _measured(self, running: Mapping[str, Progress]) -> dict[Kind, float]:
+        """What each kind takes here, over what the preset expects of it."""
+        found = {kind: ratios[-RECENT:] for kind, ratios in self.ended.items()}
+        for name, one in running.items():
+            if one.whole is not None:
+                kind = self.jobs[name].kind
+                found[kind] = [*found.get(kind, []), one.whole / self.weights[name]]
+        return {kind: statistics.median(ratios) for kind, ratios in found.items()}
+
+    def _ratios(
+        self, measured: Mapping[Kind, float], before: Mapping[Kind, float]
+    ) -> dict[Kind, float]:
+        """Likewise of every kind; those not measured are as much slower as the measured ones."""
+        expected = {kind: before.get(kind, 1.0) for kind in KINDS}
+        # How long a text takes depends on the text, and tells nothing of the others.
+        known = measured.keys() - {"data"}
+        seconds = self.study.seconds
+        slower = 1.0
+        if known:
+            took = sum(measured[kind] * seconds[kind] for kind in known)
+            slower = took / sum(expected[kind] * seconds[kind] for kind in known)
+        others = {kind: expected[kind] * slower for kind in KINDS if kind != "data"}
+        return {"data": expected["data"], **others, **measured}
+
+    def _makespan(self, seconds: Mapping[str, float], running: set[str]) -> float:
+        jobs = [job for name, job in self.jobs.items() if name in seconds]
+        return makespan(
+            self.study, jobs, self.workers, done=dict.fromkeys(running, 0.0), seconds=seconds
+        )
 
 
 class Conductor:
@@ -142,11 +256,14 @@ class Conductor:
         self.workers: int = workers
         self.trains_alone: bool = study.trains_alone
         self.on_done: Callable[[], None] = on_done
-        self.is_done: set[str] = {
-            job.name for job in jobs if seconds_taken(folder, job) is not None
+        taken = {
+            job.name: seconds for job in jobs if (seconds := seconds_taken(folder, job)) is not None
         }
+        self.is_done: set[str] = set(taken)
         self.failed: dict[str, str] = {}
-        self.forecast: Forecast = Forecast(study, jobs, workers, self._left())
+        left = [job for job in jobs if job.name not in self.is_done]
+        self.begun: dict[str, float] = {job.name: share_done(study, folder, job) for job in left}
+        self.forecast: Forecast = Forecast(study, jobs, workers, taken=taken, begun=self.begun)
         self.line: LiveLine = LiveLine()
         self.has_news: bool = False
         self.is_stopping: bool = False
@@ -230,14 +347,24 @@ class Conductor:
                 # Ctrl-C is for the conductor, who tells the others.
                 start_new_session=True,
             )
-        share = begins_at(self.forecast.study, job)
-        return Running(job, process, log, begins_at=share, said_before=said_before)
+        begun = self.begun.get(job.name, 0.0)
+        return Running(
+            job,
+            process,
+            log,
+            progress=Progress(begun),
+            is_resumed=begun > 0.0,
+            begins_at=begins_at(self.forecast.study, job),
+            said_before=said_before,
+        )
 
     def _ended(self, one: Running) -> None:
         job = one.job
         seconds = seconds_taken(self.folder, job)
         if one.process.returncode == 0 and seconds is not None:
             self.is_done.add(job.name)
+            if not one.is_resumed:
+                self.forecast.learn(job.name, seconds)
             self.line.say(f"done  {job.name}, {clock(seconds)}")
             self.has_news = True
         elif not self.is_stopping:
@@ -247,12 +374,12 @@ class Conductor:
     def _show(self, running: Sequence[Running]) -> None:
         for one in running:
             one.look()
-        left, shares = self._left(), {one.job.name: one.share for one in running}
-        share = self.forecast.share(left, shares, self.is_done)
-        seconds = self.forecast.seconds(left, shares)
+        left, progress = self._left(), {one.job.name: one.progress for one in running}
+        share = self.forecast.share(left, progress, self.is_done)
+        time_left = self.forecast.words(left, progress)
         jobs = f"{len(self.is_done)}/{len(self.jobs)} jobs"
         words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
-        self.line.show(f"{jobs}  {share:.0%}  {clock(seconds)} left  {words}")
+        self.line.show(f"{jobs}  {share:.0%}  {time_left}  {words}")
 
     def _left(self) -> set[str]:
         """What will still be done: not what has failed, nor what needs that."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import whole_file, write_whole
+from ssmax.data.token_files import TOKENS
 from ssmax.errors import UsageError
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
@@ -27,6 +28,7 @@ from ssmax.report.findings import (
     read_study_file,
     unpacked,
 )
+from ssmax.study.text import is_local
 from ssmax.train.config import MAY_CHANGE, flat
 from ssmax.train.finetuning import is_path, question_sources
 
@@ -157,12 +159,14 @@ def _done(archive: Path) -> dict[str, list[bytes]]:
 def identity(study: Mapping[str, Any]) -> str:
     """What decides numbers; how many seeds there are and how long it takes does not.
 
-    Nor does what a run may change when it goes on, or where a file of questions lies.
+    Nor does what a run may change when it goes on, or where its text and questions come from:
+    those are known by their fingerprints.
     """
     decides = {
         key: value
         for key, value in json.loads(json.dumps(study)).items()
-        if key not in ("seeds", "seconds", "measured_on", "workers_per_core", "trains_alone")
+        if key
+        not in ("source", "seeds", "seconds", "measured_on", "workers_per_core", "trains_alone")
     }
     for name in ("pretraining", "finetuning"):
         settings = flat(decides[name]).items()
@@ -183,6 +187,8 @@ def _homes(folder: Path, archive: Path) -> list[str]:
     values = read_study_file(folder)
     here = folder.resolve()
     parents = {Path(values[name]).parent for name in ("data", "test") if name in values}
+    if (source := values["study"].get("source", "")) and is_local(source):
+        parents.add(Path(source.removeprefix(TOKENS)).resolve().parent)
     # The commands name the folder and the archive.
     parents |= {here.parent, archive.resolve().parent}
     paths = [f"{home}/" for home in (here, *sorted(parents - {Path("/")}, key=str, reverse=True))]

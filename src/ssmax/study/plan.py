@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
@@ -23,6 +23,7 @@ from ssmax.study.presets import (
 from ssmax.train import configured
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # What each figure is drawn from; 1 and 3 are mathematics.
 _KINDS: dict[int, set[Kind]] = {
@@ -192,13 +193,24 @@ def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone:
 
 
 def makespan(
-    study: Study, jobs: Sequence[Job], workers: int, *, done: Mapping[str, float] | None = None
+    study: Study,
+    jobs: Sequence[Job],
+    workers: int,
+    *,
+    done: Mapping[str, float] | None = None,
+    seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Seconds until these jobs are done, as the preset was measured; what they need besides is.
+    """Seconds until these jobs are done; what they need besides is.
 
-    Of those that are being done, `done` has the share that is.
+    Of those that are being done, `done` has the share that is. `seconds` has what is left of each
+    job; by default that is what the preset was measured with.
     """
     shares = done or {}
+    if seconds is None:
+        seconds = {
+            job.name: expected_seconds(study, job) * (1.0 - shares.get(job.name, 0.0))
+            for job in jobs
+        }
     there = {name for job in jobs for name in job.needs} - {job.name for job in jobs}
     # What is being done stays so.
     waiting = sorted(jobs, key=lambda job: job.name not in shares)
@@ -210,8 +222,7 @@ def makespan(
                 job, done=there, running=beside, trains_alone=study.trains_alone
             ):
                 waiting.remove(job)
-                seconds = expected_seconds(study, job) * (1.0 - shares.get(job.name, 0.0))
-                running[job.name] = now + seconds, job
+                running[job.name] = now + seconds[job.name], job
         now, ended = min(running.values(), key=lambda one: one[0])
         del running[ended.name]
         there.add(ended.name)

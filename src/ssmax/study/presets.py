@@ -114,6 +114,12 @@ class Study:
         return self.pretraining.model.train_length
 
     @property
+    def tokens_trained(self) -> int:
+        """By one pretraining."""
+        run = self.pretraining.run
+        return run.steps * run.batch_size * self.train_length
+
+    @property
     def test_constant(self) -> float:
         """YaRN's temperature for positions stretched as far as the test's theta carries them.
 
@@ -151,7 +157,7 @@ class Study:
 
 
 def quick() -> Study:
-    """Two CPU cores, text that every Python carries, at most 20 minutes."""
+    """Two idle CPU cores, text that every Python carries, at most 20 minutes."""
     source, tokenizer = DEFAULT_TEXT["quick"]
     length = PRETRAINING["quick"]().model.train_length
     return Study(
@@ -181,7 +187,7 @@ def quick() -> Study:
         fading_documents=8,
         batch=10,
         seconds={"data": 9, "pretrain": 76, "finetune": 96, "loss": 6, "needle": 10},
-        measured_on="two cores of a server CPU",
+        measured_on="two idle cores of a server CPU",
         workers_per_core=True,
     )
 

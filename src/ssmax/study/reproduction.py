@@ -32,6 +32,11 @@ COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
 
 
+def is_computed(figures: Sequence[int] | None) -> bool:
+    """Whether these figures need no training."""
+    return figures is not None and COMPUTED.issuperset(figures)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduced:
     """How a reproduction ended."""
@@ -96,7 +101,7 @@ def reproduce(
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
         _texts(origin, study.questions)
-    if not jobs and (figures is None or not COMPUTED.issuperset(figures)):
+    if not jobs and not is_computed(figures):
         raise UsageError(
             "there is nothing to do: these configurations have no part in what was asked for; "
             "--dry-run without --only and --configs shows what there is"
@@ -242,6 +247,12 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
                 else f"tokens in its {name} folder, {getattr(origin, name)}"
             )
             raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
+    is_prepared_here = Path(origin.data) == (folder / "data").resolve()
+    if is_prepared_here and there.get("source") != study.source:
+        raise UsageError(
+            f"{folder} was begun with --text {there['source']}, not {study.source}; give that, or "
+            "another --out"
+        )
     if identity(there) != identity(study.to_dict()):
         raise UsageError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
@@ -314,13 +325,12 @@ def _write(
 
 def _say_texts(study: Study, origin: Origin) -> None:
     """What is learnt from and measured on, and how far it reaches."""
-    run = study.pretraining.run
-    needed = run.steps * run.batch_size * study.train_length
+    needed = study.tokens_trained
     try:
         have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
         words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
     except ValueError:
-        words = f"{study.source!r}, not prepared yet; --data takes another"
+        words = f"{study.source!r}, not prepared yet; --text takes another"
     print(f"  {'text to learn from':28} {words}")
     is_for_tests = origin.test != origin.data
     with suppress(ValueError):
@@ -369,9 +379,10 @@ def _say_plan(
     if left:
         _say_texts(study, origin)
         side = f", {workers} side by side" if workers > 1 else ""
+        shared = " (shared ones take several times as long)" if study.workers_per_core else ""
         print(
             f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
-            f"{study.measured_on}; stopped, the same command goes on"
+            f"{study.measured_on}{shared}; stopped, the same command goes on"
         )
         if minutes is not None:
             commands = _counted(math.ceil(seconds / 60 / minutes), "command")

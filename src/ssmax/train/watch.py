@@ -176,3 +176,12 @@ def clock(seconds: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.1f} days"
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
+
+
+def roughly(seconds: float) -> str:
+    """Minutes, hours or days, for what is only estimated."""
+    minutes = max(1, round(seconds / 60))
+    if minutes < 120:
+        return f"{minutes} min"
+    hours = round(minutes / 60)
+    return f"{hours} hours" if hours < 48 else f"{hours / 24:.1f} days"

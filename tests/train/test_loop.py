@@ -21,7 +21,7 @@ from ssmax.train.journal import Journal
 from ssmax.train.loop import NonfiniteError, accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
 from ssmax.train.parallel import Loss, clip_gradients
-from ssmax.train.run import resumed_config
+from ssmax.train.run_config import resumed_config
 from ssmax.train.samples import Batch
 from ssmax.train.watch import LiveLine, Watch, flops_per_token
 from ssmax.train.world import alone
@@ -201,7 +201,7 @@ def test_what_the_new_model_starts_from_is_what_the_old_one_ended_with(
     small, tmp_path, monkeypatch
 ):
     """Right after the switch, before the next step: weights and moments, bit for bit."""
-    from ssmax.ops.scale import initial_s
+    from ssmax.ops.length import initial_s
     from ssmax.train import loop
     from ssmax.train.checkpoint import load_tensors, training_tensors
 

@@ -20,7 +20,7 @@ from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
 from ssmax.study.reproduction import report, reproduce
 from ssmax.train.config import read_overrides
-from ssmax.train.finetuning import is_path, question_sources, with_full_paths
+from ssmax.train.questions import check_files, with_full_paths
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
@@ -66,9 +66,7 @@ def reproduce_shown(
         raise UsageError(f"{key} is different for every run of a study; give {DECIDED[key]}")
     study = study.with_settings(changes)
     if questions is not None:
-        for source in question_sources(questions):
-            if is_path(source) and not Path(source).is_file():
-                raise UsageError(f"there is no file {source}")
+        check_files(questions)
         study = study.with_questions(with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.

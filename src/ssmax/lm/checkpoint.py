@@ -10,11 +10,10 @@ import torch
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax.lm.config import LMConfig
+from ssmax.lm.config import CONFIG, FORMAT, LMConfig
 from ssmax.lm.model import LM
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-FORMAT = "ssmax-lm-1"
+WEIGHTS = "model.safetensors"
 
 
 def save_lm(model: LM, folder: str | Path) -> None:

@@ -28,7 +28,7 @@ from ssmax.report.findings import (
     unpacked,
 )
 from ssmax.train.config import MAY_CHANGE, flat
-from ssmax.train.finetuning import is_path, question_sources
+from ssmax.train.questions import is_path, question_sources
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""

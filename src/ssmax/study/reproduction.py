@@ -23,10 +23,10 @@ from ssmax.study.pieces import QUESTIONS, check_archive, check_piece, identity, 
 from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
-from ssmax.train.finetuning import is_path, question_sources
+from ssmax.train.device import check_device, device_of
+from ssmax.train.questions import is_path, question_sources
 from ssmax.train.recipes import refuse_cpu
 from ssmax.train.watch import clock
-from ssmax.train.world import device_of
 
 COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
@@ -101,6 +101,7 @@ def reproduce(
             "there is nothing to do: these configurations have no part in what was asked for; "
             "--dry-run without --only and --configs shows what there is"
         )
+    check_device(device)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ssmax.errors import UsageError
-from ssmax.lm import LMConfig
-from ssmax.lm.config import nearest
-from ssmax.nn import RULES
+from ssmax.lm.config import LMConfig, nearest
+from ssmax.nn.rules import RULES
 
 Parallel = Literal["auto", "none", "ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]

@@ -25,7 +25,8 @@ from ssmax.train.journal import EVENTS, Journal
 from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
 from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
 from ssmax.train.recorded import RecordedGradients
-from ssmax.train.run import MODEL, OpenRun
+from ssmax.train.run import OpenRun
+from ssmax.train.run_config import MODEL
 from ssmax.train.samples import Batch, Samples, micro_batches
 from ssmax.train.trainee import OwnModel, Trainee
 from ssmax.train.watch import Watch

@@ -12,13 +12,14 @@ import torch
 from ssmax.data import prepare
 from ssmax.data.qa import IGNORE
 from ssmax.data.tokenizer import load_tokenizer
+from ssmax.errors import NonfiniteError
 from ssmax.lm import LM, load_lm
 from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
 from ssmax.train.interrupt import heeded_interrupts
 from ssmax.train.journal import Journal
-from ssmax.train.loop import NonfiniteError, accumulate_gradients
+from ssmax.train.loop import accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
 from ssmax.train.parallel import Loss, clip_gradients
 from ssmax.train.run_config import resumed_config

@@ -10,7 +10,7 @@ from ssmax._extras import require
 from ssmax._files import whole_folder
 from ssmax.errors import UsageError
 from ssmax.hf.choices import check_choice, check_layers
-from ssmax.hf.sources import check_source
+from ssmax.hf.sources import check_source, check_typed
 from ssmax.records import JOURNAL
 from ssmax.tiny import run_folder
 
@@ -44,6 +44,7 @@ def convert_shown(
     check_choice(rule, init, train_length, bias)
     check_layers(layers, attention)
     check_source(source, of_an_adapter="give that model itself to ssmax convert")
+    check_typed(source)
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
     from ssmax.hf.full_checkpoint import CLASS_PREFIX
@@ -104,17 +105,13 @@ def convert_shown(
 def _load(transformers: Any, source: str) -> Any:
     from ssmax.hf.conversion import KEY
     from ssmax.hf.foreign import load_with_s
-    from ssmax.hf.sources import converted_already, no_code_run, not_loaded
+    from ssmax.hf.sources import converted_already, read_by_transformers
 
-    try:
+    with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)
         if KEY in values:
             raise converted_already(source)
-        with no_code_run(source):
-            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        names = config.architectures or []
-        kind = getattr(transformers, names[0], None) if names else None
-        kind = kind or transformers.AutoModelForCausalLM
-        return load_with_s(kind, source, dtype="auto")
-    except OSError as error:
-        raise not_loaded(source, error) from None
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    names = config.architectures or []
+    kind = getattr(transformers, names[0], None) if names else None
+    return load_with_s(kind or transformers.AutoModelForCausalLM, source, dtype="auto")

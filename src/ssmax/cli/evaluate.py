@@ -12,7 +12,7 @@ from ssmax.cli.runs import check_run
 from ssmax.data.preparation import text_to_measure
 from ssmax.errors import UsageError
 from ssmax.hf.sources import CONFIG as ADAPTER
-from ssmax.hf.sources import check_source
+from ssmax.hf.sources import check_source, check_typed
 from ssmax.nn.rules import RULES
 from ssmax.records import to_json_line
 from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
@@ -71,6 +71,7 @@ class Models:
                 source,
                 of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
             )
+            check_typed(source)
         if self.hf and self.rule is not None:
             raise UsageError(
                 f"--rule is a run's; a Hugging Face model is given one by ssmax convert "

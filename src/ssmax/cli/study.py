@@ -15,6 +15,7 @@ from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
 from ssmax.report.findings import STUDY
 from ssmax.report.side_by_side import text_table, write_side_by_side
+from ssmax.study.conductor import LOGS
 from ssmax.study.pieces import gather
 from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
@@ -94,7 +95,8 @@ def reproduce_shown(
     if done.page is not None:
         _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
     for name, words in done.failed.items():
-        print(f"ssmax: {name} failed: {words}", file=sys.stderr)
+        log = folder / LOGS / f"{name}.log"
+        print(f"ssmax: {name} failed: {words}; all of it in {log}", file=sys.stderr)
     if done.stopped_by is not None:
         why = f"the {minutes:g} minutes are used" if done.stopped_by == "clock" else "stopped"
         print(f"{why}; what was done is kept, the same command goes on", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ssmax.cli.prepare import default_data, text_of_shipped
 from ssmax.cli.runs import check_run
 from ssmax.errors import UsageError
+from ssmax.hf.sources import check_typed
 from ssmax.lm.config import check_sampling
 from ssmax.nn.rules import RULES
 from ssmax.tiny import is_shipped
@@ -98,6 +99,8 @@ def finetune_shown(
     if hf:
         check_folder_and_base(base, adapter_base or "")
         check_samples(data, questions)
+        if adapter_base is not None:
+            check_typed(adapter_base)
         ConvertedTrainConfig().replaced(changes)
     else:
         check_run(base)

@@ -258,7 +258,7 @@ def _texts(origin: Origin, questions: str) -> dict[str, str]:
     texts, vocabularies = {}, {}
     is_for_tests = origin.test != origin.data
     for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
-        with suppress(ValueError):
+        with suppress(UsageError):
             side = (
                 folder / TRAIN
                 if name == "data"
@@ -320,11 +320,11 @@ def _say_texts(study: Study, origin: Origin) -> None:
     try:
         have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
         words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
-    except ValueError:
+    except UsageError:
         words = f"{study.source!r}, not prepared yet; --data takes another"
     print(f"  {'text to learn from':28} {words}")
     is_for_tests = origin.test != origin.data
-    with suppress(ValueError):
+    with suppress(UsageError):
         side = ShardSet.open(text_to_measure(Path(origin.test), is_for_tests=is_for_tests))
         rows = side.num_tokens // study.loss_length
         if rows < study.loss_documents:

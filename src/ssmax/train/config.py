@@ -260,7 +260,7 @@ class TrainConfig:
         for room, fields in rooms.items():
             try:
                 changed[room] = dataclasses.replace(getattr(self, room), **fields)
-            except ValueError as error:
+            except UsageError as error:
                 text = str(error)
                 raise UsageError(
                     text if text.startswith(f"{room}.") else f"{room}.{text}"

@@ -19,7 +19,7 @@ from ssmax.errors import UsageError
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
 from ssmax.hf.inputs import copy_inputs
-from ssmax.hf.sources import is_adapter, no_code_run, not_loaded, whole_files
+from ssmax.hf.sources import is_adapter, read_by_transformers, whole_files
 from ssmax.train.config import (
     DataConfig,
     OptimConfig,
@@ -234,12 +234,9 @@ def _load(source: Path, base: str) -> tuple[Any, str]:
     if is_whole:
         model, home = ssmax.hf.from_pretrained(source, dtype=torch.float32), str(source)
     else:
-        try:
-            kind = transformers.AutoModelForCausalLM
-            with whole_files(base), no_code_run(base):
-                plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-        except OSError as error:
-            raise not_loaded(base, error) from None
+        kind = transformers.AutoModelForCausalLM
+        with read_by_transformers(base), whole_files(base):
+            plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         ssmax.hf.load(plain, source)
         model, home = plain, base
     if model.config.is_encoder_decoder or not model.can_generate():

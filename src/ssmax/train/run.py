@@ -15,6 +15,7 @@ from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.errors import UsageError
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
+from ssmax.lm.checkpoint import lm_of_shapes
 from ssmax.records import JOURNAL, RUN_CONFIG, Provenance
 from ssmax.train.config import TrainConfig
 from ssmax.train.run_config import MODEL, read_run_config
@@ -106,8 +107,7 @@ def write_model(model: LM, folder: Path, world: World) -> None:
     weights = {name: whole(tensor).cpu() for name, tensor in model.state_dict().items()}
     if not world.is_first:
         return
-    with torch.device("meta"):
-        plain = LM(model.config)
+    plain = lm_of_shapes(model.config)
     plain.load_state_dict(weights, assign=True)
     with model_folder(folder) as writing:
         save_lm(plain, writing)

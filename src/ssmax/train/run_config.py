@@ -17,6 +17,8 @@ Kind = TypeVar("Kind", bound=TrainConfig)
 def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
     """The configuration that a run was started with."""
     path = folder / RUN_CONFIG
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; ssmax pretrain makes runs")
     if not path.is_file():
         raise UsageError(f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax pretrain makes one")
     try:
@@ -29,7 +31,7 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
             raise UsageError("it is a model's; give the folder of the run that holds it")
         values.pop("provenance", None)
         return kind.from_dict(values)
-    except (json.JSONDecodeError, AttributeError, ValueError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, UsageError) as error:
         raise UsageError(f"{path} is not the configuration of a run: {error}") from None
 
 

@@ -30,8 +30,9 @@ app.add_typer(data_app, name="data")
 API_KEY_VARIABLE = "SSMAX_API_KEY"
 _OF_THE_MACHINE = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
 }  # fmt: skip
-"""No permission, or no room."""
+"""No permission, no room, or a path that leads through a file."""
 
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[

@@ -98,9 +98,12 @@ def _taken(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise UsageError(f"port {port} of {host} is in use; give another --port") from None
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"port {port} of {host} is in use; give another --port") from None
+        raise UsageError(
+            f"nothing can listen on port {port} of {host} ({error.strerror}); give another --host "
+            "or --port"
+        ) from None
 
 
 def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:

@@ -83,7 +83,7 @@ def reproduce_shown(
             test=test,
             device=device,
             workers=workers,
-            launcher=shlex.split(launcher),
+            launcher=_words(launcher),
             minutes=minutes,
             piece=piece,
             records=records,
@@ -105,6 +105,13 @@ def reproduce_shown(
     if done.failed:
         return 1
     return OUT_OF_TIME if done.stopped_by == "clock" else 0
+
+
+def _words(launcher: str) -> list[str]:
+    try:
+        return shlex.split(launcher)
+    except ValueError as error:
+        raise UsageError(f"--launcher must be a command, got {launcher!r}: {error}") from None
 
 
 def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:

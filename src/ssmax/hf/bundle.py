@@ -97,9 +97,10 @@ class _Module:
         body = ast.parse(source).body
         for node in body:
             # What a package loads on first use it imports for the type checker.
-            is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            is_lazy = is_for_types and spec.submodule_search_locations
-            for one in node.body if is_lazy else [node]:
+            parts = [node]
+            if isinstance(node, ast.If) and spec.submodule_search_locations:
+                parts = node.body if ast.unparse(node.test) == "TYPE_CHECKING" else parts
+            for one in parts:
                 self._bind(one)
         self.statements: dict[str, _Statement] = {}
         for node, after in zip(body, [*body[1:], None], strict=True):
@@ -110,7 +111,9 @@ class _Module:
         """What `name`, `module.name` or `package.module.name` is, where it is ours."""
         if isinstance(node, ast.Name):
             return self.inside.get(node.id)
-        owner = self.meant_by(node.value) if isinstance(node, ast.Attribute) else None
+        if not isinstance(node, ast.Attribute):
+            return None
+        owner = self.meant_by(node.value)
         return None if owner is None or owner.name else _home(owner.module, node.attr)
 
     def _bind(self, node: ast.stmt) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ssmax.train.config import TrainConfig as TrainConfig
     from ssmax.train.converted import finetune_converted as finetune_converted
     from ssmax.train.finetuning import finetune as finetune
+    from ssmax.train.loop import NonfiniteError as NonfiniteError
     from ssmax.train.loop import Outcome as Outcome
     from ssmax.train.loop import train as train
     from ssmax.train.pretraining import pretrain as pretrain
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ssmax.train.world import joined_world as joined_world
 
 _HOME_OF = {
+    "NonfiniteError": "loop",
     "Outcome": "loop",
     "PRETRAINING": "recipes",
     "TrainConfig": "config",
@@ -38,6 +40,7 @@ _HOME_OF = {
 
 __all__ = [
     "PRETRAINING",
+    "NonfiniteError",
     "Outcome",
     "TrainConfig",
     "configured",

@@ -425,7 +425,7 @@ def test_the_command_line_says_where_no_layer_is_left(tmp_path, capsys):
     assert app.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "layers='full', attention='self'" in said
-    assert "try --layers all, --attention self" in said
+    assert "try layers='all', attention='self'" in said
 
 
 def test_what_a_models_inputs_are_made_with_goes_with_it(tmp_path):

@@ -205,10 +205,12 @@ def write_piece(path: Path, name: re.Match) -> None:
 BROUGHT_ALONG = {
     r"(\w+)-(\d)\.tar\.xz": write_piece,
     r"MODEL": lambda path, _: write_model("tiny-a", path),
-    r"adapter": typed("ssmax convert gpt2 {path} --adapter --init paper --train-length 1024"),
+    r"adapter": typed(
+        "ssmax convert openai-community/gpt2 {path} --adapter --init paper --train-length 1024"
+    ),
     r"books": write_books,
-    r"gpt2": write_gpt2,
-    r"gpt2-ssmax": typed("ssmax convert gpt2 {path}"),
+    r"openai-community/gpt2": write_gpt2,
+    r"gpt2-ssmax": typed("ssmax convert openai-community/gpt2 {path}"),
     r"mine\.toml": lambda path, _: path.write_text("[optim]\nweight_decay = 0.05\n"),
     r"runs/(\w+)-([ab])(-qa)?": write_run,
     r"texts": write_texts,

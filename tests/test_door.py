@@ -18,7 +18,7 @@ import ssmax
 from ssmax import nn
 from ssmax.ops.visible import visibility
 from ssmax.train import TrainConfig
-from ssmax.train.converted import ConvertedTrainConfig
+from ssmax.train.converted_config import ConvertedTrainConfig
 
 T, S, H, G, D = 6, 6, 4, 2, 8
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ssmax.nn import SSMaxScale as SSMaxScale
     from ssmax.ops.attention import attention_rows as attention_rows
     from ssmax.ops.attention import ssmax_attention as ssmax_attention
+    from ssmax.ops.length import initial_s as initial_s
     from ssmax.ops.rope import apply_rope as apply_rope
     from ssmax.ops.rope import rope_tables as rope_tables
     from ssmax.ops.rope_scale.api import rope_scale as rope_scale
     from ssmax.ops.rope_scale.api import rope_ssmax as rope_ssmax
-    from ssmax.ops.scale import initial_s as initial_s
     from ssmax.ops.scale import ssmax_factor as ssmax_factor
     from ssmax.ops.softmax import ssmax as ssmax
     from ssmax.ops.softmax import ssmax_power as ssmax_power
@@ -39,7 +39,7 @@ _HOME_OF = {
     "SSMaxScale": "nn",
     "apply_rope": "ops.rope",
     "attention_rows": "ops.attention",
-    "initial_s": "ops.scale",
+    "initial_s": "ops.length",
     "num_visible_keys": "ops.visible",
     "rope_scale": "ops.rope_scale.api",
     "rope_ssmax": "ops.rope_scale.api",

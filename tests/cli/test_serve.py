@@ -121,7 +121,7 @@ def test_what_cannot_be_served_is_one_line(write, options, says, tmp_path, capsy
 def test_an_address_that_is_taken_is_known_before_the_model_is_loaded(tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        assert app.run(["serve", str(tmp_path / "none"), "--port", port]) == 1
+        assert app.run(["serve", str(tmp_path / "none"), "--port", port]) == 2
     assert f"port {port} of 127.0.0.1 is in use; give another --port" in capsys.readouterr().err
 
 

@@ -310,7 +310,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
 
     from ssmax.lm import load_lm, save_lm
 
-    with pytest.raises(ValueError, match="is no model: it holds no config.json"):
+    with pytest.raises(ValueError, match="there is no folder"):
         load_lm(tmp_path / "nowhere")
     folder = tmp_path / "model"
     save_lm(make().float(), folder)

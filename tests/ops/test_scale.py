@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ssmax import initial_s, ssmax_factor
-from ssmax.ops import scale
+from ssmax.ops import length, scale
 
 
 def test_initial_s_makes_the_mean_factor_one():
     assert initial_s(1024) == pytest.approx(0.1685, abs=5e-5)
     n = torch.arange(1, 1025, dtype=torch.float64)
     assert (initial_s(1024) * n.log()).mean().item() == pytest.approx(1.0, abs=1e-12)
-    assert (scale.initial_sqrt_log_s(1024) * n.log().sqrt()).mean().item() == pytest.approx(1.0)
+    assert (length.initial_sqrt_log_s(1024) * n.log().sqrt()).mean().item() == pytest.approx(1.0)
 
 
 def test_the_factor_is_s_log_n_plus_b_for_every_head_and_query():

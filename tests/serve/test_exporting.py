@@ -21,7 +21,7 @@ from transformers import (
 import ssmax.hf
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.hf.hook import install
-from ssmax.serve import export, exporting, gguf_file, graph_of
+from ssmax.serve import export, exporting, forms, gguf_file, graph_of
 from ssmax.serve.checking import CHUNK, DECODED, Agreement, compare
 from ssmax.serve.folding import fold, llama_form
 from ssmax.serve.sessions import session
@@ -50,7 +50,7 @@ def test_hf_of_a_converted_model_of_any_family_comes_back_bit_for_bit(tmp_path):
     assert torch.equal(loaded(tokens).logits, model(tokens).logits)
 
 
-@pytest.mark.parametrize("to", exporting.FORMS)
+@pytest.mark.parametrize("to", forms.FORMS)
 @pytest.mark.parametrize("family", ["t5", "bart", "bert"])
 def test_what_continues_no_text_is_refused_by_all_forms_alike(family, to, tmp_path):
     """Named with what does work."""
@@ -126,7 +126,7 @@ def test_hf_refuses_what_llama_has_not(tmp_path):
             export(native(**changes), tmp_path / "out", to="hf")
 
 
-@pytest.mark.parametrize("weights", gguf_file.WEIGHTS)
+@pytest.mark.parametrize("weights", forms.GGUF_WEIGHTS)
 def test_a_gguf_holds_the_folded_weights_and_w_q_in_float32(weights, tmp_path):
     gguf = pytest.importorskip("gguf")
     model = native()

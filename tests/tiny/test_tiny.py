@@ -16,10 +16,11 @@ from ssmax.records import PositionLoss, config_hash, read_jsonl
 from ssmax.report.reach import breaks_at, carries_to
 from ssmax.tiny import NAMES, RUNS, run_folder
 from ssmax.train import load_run_model, read_run_config
-from ssmax.train.finetuning import HIDDEN, _examples, question_rows
+from ssmax.train.finetuning import _examples, question_rows
 from ssmax.train.loop import validation_loss
 from ssmax.train.parallel import build
 from ssmax.train.pretraining import Windows
+from ssmax.train.questions import HIDDEN
 from ssmax.train.recipes import configured, quick
 from ssmax.train.world import joined_world
 

@@ -25,8 +25,9 @@ from ssmax.train import (
     pretrain,
     read_run_config,
 )
-from ssmax.train.finetuning import Rows, is_path, question_sources, with_full_paths
+from ssmax.train.finetuning import Rows
 from ssmax.train.parallel import Loss
+from ssmax.train.questions import is_path, question_sources, with_full_paths
 from ssmax.train.world import alone
 
 CPU = alone(torch.device("cpu"))

@@ -12,16 +12,17 @@ import torch
 from ssmax.data import prepare
 from ssmax.data.qa import IGNORE
 from ssmax.data.tokenizer import load_tokenizer
+from ssmax.errors import NonfiniteError
 from ssmax.lm import LM, load_lm
 from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
 from ssmax.train.interrupt import heeded_interrupts
 from ssmax.train.journal import Journal
-from ssmax.train.loop import NonfiniteError, accumulate_gradients
+from ssmax.train.loop import accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
 from ssmax.train.parallel import Loss, clip_gradients
-from ssmax.train.run import resumed_config
+from ssmax.train.run_config import resumed_config
 from ssmax.train.samples import Batch
 from ssmax.train.watch import LiveLine, Watch, flops_per_token
 from ssmax.train.world import alone
@@ -201,7 +202,7 @@ def test_what_the_new_model_starts_from_is_what_the_old_one_ended_with(
     small, tmp_path, monkeypatch
 ):
     """Right after the switch, before the next step: weights and moments, bit for bit."""
-    from ssmax.ops.scale import initial_s
+    from ssmax.ops.length import initial_s
     from ssmax.train import loop
     from ssmax.train.checkpoint import load_tensors, training_tensors
 

@@ -1,5 +1,6 @@
 """The verbs. Each imports what it needs when it is called, so that --help is instant."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import typer
 import ssmax
 from ssmax.cli.evaluate_verbs import evaluate_app
 from ssmax.cli.options import A_RUN, TINY, TOKENIZERS, Device, Json, OpenPage, Out, Theta
-from ssmax.errors import UsageError
+from ssmax.errors import MachineError, NonfiniteError, UsageError
 from ssmax.tiny import run_folder
 
 app: typer.Typer = typer.Typer(
@@ -27,6 +28,11 @@ data_app: typer.Typer = typer.Typer(
 app.add_typer(data_app, name="data")
 
 API_KEY_VARIABLE = "SSMAX_API_KEY"
+_OF_THE_MACHINE = {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
+    errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG,
+}  # fmt: skip
+"""No permission, no room, or a path that leads through a file."""
 
 Runs = Annotated[Path, typer.Option(help="Folder of all runs.")]
 Sets = Annotated[
@@ -59,24 +65,27 @@ def _before_verbs(
 
 
 def run(arguments: list[str]) -> int:
-    """Run a verb; the exit code. Bad usage is one line and 2, any other failure one line and 1."""
+    """Run a verb; the exit code. Bad usage is one line and 2, a failed machine one line and 1.
+
+    Anything else is a bug, and keeps its traceback.
+    """
     try:
         result = app(arguments, standalone_mode=False, prog_name="ssmax")
         return result if isinstance(result, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped at once", 130)
-    except (ValueError, ImportError) as error:
+    except UsageError as error:
         return _fail(str(error), 2)
-    except BrokenPipeError:
-        raise  # an OSError, but none of the run's: whoever called knows what to do
+    except (MachineError, NonfiniteError) as error:
+        return _fail(str(error), 1)
     except OSError as error:
+        if error.errno not in _OF_THE_MACHINE:
+            raise
         return _fail(str(error), 1)
     except Exception as error:
-        # Click's own errors, whichever package carries Click; and what a run stops itself with.
+        # Click's own errors, whichever package carries Click.
         if hasattr(error, "format_message"):
             return _usage(error)
-        if type(error).__name__ == "NonfiniteError":
-            return _fail(str(error), 1)
         raise
 
 

@@ -2,20 +2,24 @@
 
 import dataclasses
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from ssmax.errors import UsageError
-from ssmax.ops.attention import ssmax_attention
-from ssmax.train.world import device_of
+from ssmax.train.device import check_device, device_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 TURNS = 15
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COPIES, KEY_COPIES = 5, 4
+"""Tensors at a time with the query's heads (q, scaled q, output, two gradients) and the keys'."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Of a number, by the name of its dtype."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +44,9 @@ def bench_shown(
     as_json: bool,
 ) -> None:
     """Time causal attention with softmax and with SSMax, and say both."""
-    here = device_of(device)
-    name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
-    if name not in DTYPES:
-        raise UsageError(f"--dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    check_device(device)
+    if dtype is not None and dtype not in BYTES:
+        raise UsageError(f"--dtype must be one of {', '.join(BYTES)}, got {dtype!r}")
     groups = heads if key_heads is None else key_heads
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "key_heads": groups, "width": width}
     for key, value in sizes.items():
@@ -51,7 +54,13 @@ def bench_shown(
             raise UsageError(f"--{key.replace('_', '-')} must be at least 1, got {value}")
     if heads % groups:
         raise UsageError(f"--heads must be a multiple of --key-heads, got {heads} and {groups}")
-    costs = measure(batch, tokens, heads, groups, width, DTYPES[name], here)
+    here = device_of(device)
+    import torch
+
+    name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
+    needed = batch * tokens * width * BYTES[name] * (COPIES * heads + KEY_COPIES * groups)
+    check_memory(needed, here)
+    costs = measure(batch, tokens, heads, groups, width, getattr(torch, name), here)
     where = torch.cuda.get_device_name(here) if here.type == "cuda" else "CPU"
     if as_json:
         rows = [dataclasses.asdict(cost) for cost in costs]
@@ -65,18 +74,38 @@ def bench_shown(
         )
 
 
+def check_memory(needed: int, device: "torch.device") -> None:
+    """Refuse a shape that the device has no memory for, rather than let an allocator fail."""
+    if device.type == "cuda":
+        import torch
+
+        there, where = torch.cuda.mem_get_info(device)[0], "free on the GPU"
+    else:
+        there, where = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "in this machine"
+    if needed > there:
+        raise UsageError(
+            f"this shape needs about {needed / 2**30:,.0f} GiB, and there are "
+            f"{there / 2**30:,.0f} GiB {where}; give fewer --tokens, a smaller --batch or fewer "
+            "--heads"
+        )
+
+
 def measure(
     batch: int,
     tokens: int,
     heads: int,
     key_heads: int,
     width: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: "torch.dtype",
+    device: "torch.device",
 ) -> list[Cost]:
     """Medians of turns that alternate, so that what drifts drifts for both."""
+    import torch
+    import torch.nn.functional as F
 
-    def make(count: int) -> Tensor:
+    from ssmax.ops.attention import ssmax_attention
+
+    def make(count: int) -> "Tensor":
         x = torch.randn(batch, count, tokens, width, device=device, dtype=dtype)
         return x.requires_grad_()
 
@@ -85,15 +114,15 @@ def measure(
     b = torch.zeros(heads, device=device, requires_grad=True)
     grouped = heads != key_heads
 
-    def softmax() -> Tensor:
+    def softmax() -> "Tensor":
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
-    def ssmax() -> Tensor:
+    def ssmax() -> "Tensor":
         return ssmax_attention(q, k, v, s, bias=b, is_causal=True, enable_gqa=grouped)
 
     gradient = torch.randn_like(q)
 
-    def backward(attention: Callable[[], Tensor], *learnt: Tensor) -> None:
+    def backward(attention: "Callable[[], Tensor]", *learnt: "Tensor") -> None:
         torch.autograd.grad(attention(), learnt, gradient)
 
     costs = []
@@ -123,7 +152,9 @@ def measure(
     return costs
 
 
-def _once(run: Callable[[], object], device: torch.device) -> float:
+def _once(run: Callable[[], object], device: "torch.device") -> float:
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

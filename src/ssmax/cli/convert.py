@@ -2,20 +2,17 @@
 
 import dataclasses
 import json
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
 from ssmax._files import whole_folder
 from ssmax.errors import UsageError
+from ssmax.hf.choices import check_choice, check_layers
+from ssmax.hf.sources import check_source, check_typed
 from ssmax.records import JOURNAL
 from ssmax.tiny import run_folder
-
-_ARGUMENT = re.compile(r"\b(rule|init|layers|attention|bias|train_length)=(?:'(\w+)'|(\w+))")
 
 
 def convert_shown(
@@ -34,14 +31,6 @@ def convert_shown(
     as_json: bool,
 ) -> None:
     """Load, convert, verify, save; say what was done."""
-    transformers = require("transformers", extra="hf", purpose="ssmax convert")
-    import ssmax.hf
-    from ssmax.hf.conversion import check_choice
-    from ssmax.hf.full_checkpoint import CLASS_PREFIX
-    from ssmax.hf.inputs import copy_inputs
-    from ssmax.hf.sources import check_source
-    from ssmax.hf.verification import UnverifiedError
-
     has_code = remote_code or strict
     if adapter and has_code:
         raise UsageError("--adapter writes s and b alone, without a model for --remote-code")
@@ -52,17 +41,22 @@ def convert_shown(
             f"{source} is a run; ssmax export {source} OUT --to hf makes a Hugging Face model of it"
         )
     # All that can be told before weights are read, which may take minutes.
-    _check_names(rule=rule, init=init, layers=layers, attention=attention)
-    with _named_as_options():
-        check_choice(rule, init, train_length, bias)
+    check_choice(rule, init, train_length, bias)
+    check_layers(layers, attention)
     check_source(source, of_an_adapter="give that model itself to ssmax convert")
+    check_typed(source)
+    transformers = require("transformers", extra="hf", purpose="ssmax convert")
+    import ssmax.hf
+    from ssmax.hf.full_checkpoint import CLASS_PREFIX
+    from ssmax.hf.inputs import copy_inputs
+    from ssmax.hf.verification import UnverifiedError
+
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
     is_adopted = hasattr(model.config, "ssmax")
     if not is_adopted:
         choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-        with _named_as_options():
-            ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+        ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
     else:
         print(
             f"{source} carries an s, which is kept; the options that choose one are not used",
@@ -108,47 +102,16 @@ def convert_shown(
     print(f"{out}: load it with {how}")
 
 
-def _check_names(**chosen: str) -> None:
-    from ssmax.hf.conversion import ATTENTIONS, INITS, LAYERS
-    from ssmax.nn import RULES
-
-    known = {"rule": tuple(RULES), "init": INITS, "layers": LAYERS, "attention": ATTENTIONS}
-    for name, value in chosen.items():
-        if value not in known[name]:
-            raise UsageError(f"--{name} must be one of {', '.join(known[name])}, got {value!r}")
-
-
-@contextmanager
-def _named_as_options() -> Iterator[None]:
-    """Within it, an error names arguments as the command line does."""
-    try:
-        yield
-    except ValueError as error:
-        words = _ARGUMENT.sub(_option, str(error))
-        raise UsageError(words.replace("train_length", "--train-length")) from None
-
-
-def _option(argument: re.Match[str]) -> str:
-    name, word, number = argument.groups()
-    if name == "bias":
-        return "--bias" if number == "True" else "--no-bias"
-    return f"--{name.replace('_', '-')} {word or number}"
-
-
 def _load(transformers: Any, source: str) -> Any:
     from ssmax.hf.conversion import KEY
     from ssmax.hf.foreign import load_with_s
-    from ssmax.hf.sources import converted_already, no_code_run, not_loaded
+    from ssmax.hf.sources import converted_already, read_by_transformers
 
-    try:
+    with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)
         if KEY in values:
             raise converted_already(source)
-        with no_code_run(source):
-            config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        names = config.architectures or []
-        kind = getattr(transformers, names[0], None) if names else None
-        kind = kind or transformers.AutoModelForCausalLM
-        return load_with_s(kind, source, dtype="auto")
-    except OSError as error:
-        raise not_loaded(source, error) from None
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    names = config.architectures or []
+    kind = getattr(transformers, names[0], None) if names else None
+    return load_with_s(kind or transformers.AutoModelForCausalLM, source, dtype="auto")

@@ -4,22 +4,25 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ssmax.cli.options import USUAL_DIGITS
 from ssmax.cli.prepare import default_text, text_of_shipped
 from ssmax.cli.runs import check_run
+from ssmax.data.preparation import text_to_measure
 from ssmax.errors import UsageError
-from ssmax.eval.needle_score import top_heads
-from ssmax.eval.retrieval import accuracy
-from ssmax.hf.adapter import CONFIG as ADAPTER
-from ssmax.hf.adapter import check_base
+from ssmax.hf.sources import CONFIG as ADAPTER
+from ssmax.hf.sources import check_source, check_typed
+from ssmax.nn.rules import RULES
 from ssmax.records import to_json_line
 from ssmax.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
-from ssmax.study.measurement import Measurement
-from ssmax.train.finetuning import digits_taught
+from ssmax.train.device import check_device
+from ssmax.train.questions import digits_taught
+from ssmax.train.run_config import read_run_config
 from ssmax.train.watch import LiveLine
+
+if TYPE_CHECKING:
+    from ssmax.study.measurement import Measurement
 
 
 class Counter:
@@ -57,6 +60,18 @@ class Models:
             raise UsageError("--adapter and --tokenizer go with --hf; a run has its own")
         if self.run is not None:
             check_run(self.run, otherwise=f"; for a Hugging Face model: --hf {self.run}")
+            read_run_config(self.run)
+        check_device(self.device)
+        if self.rule is not None and self.run is not None and self.rule not in RULES:
+            raise UsageError(f"--rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if self.data is not None:
+            text_to_measure(self.data, is_for_tests=True)
+        for source in self.hf:
+            check_source(
+                source,
+                of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
+            )
+            check_typed(source)
         if self.hf and self.rule is not None:
             raise UsageError(
                 f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
@@ -77,11 +92,13 @@ class Models:
                 "writes one"
             )
 
-    def measurements(self) -> Iterator[Measurement]:
+    def measurements(self) -> "Iterator[Measurement]":
         """One after the other, so that one model at a time is in memory.
 
         An adapter's base is measured without it first.
         """
+        from ssmax.study.measurement import Measurement
+
         if self.run is not None:
             data = self.data or text_of_shipped(self.run, is_shown=not self.as_json)
             yield Measurement.of_run(
@@ -89,6 +106,7 @@ class Models:
                 device=self.device,
             )  # fmt: skip
             return
+        from ssmax.hf.adapter import check_base
         from ssmax.hf.subject import causal_config
         from ssmax.study.hf_measurement import (
             check_same_tokens,
@@ -126,7 +144,7 @@ class Models:
                 device=self.device,
             )
 
-    def each(self, measure: Callable[[Measurement], None]) -> None:
+    def each(self, measure: "Callable[[Measurement], None]") -> None:
         """Measure them all; several are then shown beside each other."""
         measured = []
         for here in self.measurements():
@@ -158,7 +176,7 @@ def show_side_by_side(results: Path, runs: Sequence[str]) -> None:
 
 
 def everything(
-    here: Measurement, *, length: int, documents: int, depths: int, trials: int, seed: int,
+    here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
     digits: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """All four, at one length."""
@@ -176,7 +194,7 @@ def everything(
 
 
 def position_loss(
-    here: Measurement, *, length: int, documents: int, batch: int, as_json: bool
+    here: "Measurement", *, length: int, documents: int, batch: int, as_json: bool
 ) -> None:
     """Figure 5's numbers of one run."""
     record = here.position_loss(
@@ -192,7 +210,7 @@ def position_loss(
     print(f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}")
 
 
-def digits_asked_for(here: Measurement, given: int | None, *, is_shown: bool) -> int:
+def digits_asked_for(here: "Measurement", given: int | None, *, is_shown: bool) -> int:
     """As many as are given; else as many as a run was fine-tuned on, else the paper's."""
     if given is not None:
         return given
@@ -205,7 +223,7 @@ def digits_asked_for(here: Measurement, given: int | None, *, is_shown: bool) ->
 
 
 def needle(
-    here: Measurement,
+    here: "Measurement",
     *,
     lengths: list[int] | None,
     depths: int,
@@ -216,6 +234,10 @@ def needle(
     as_json: bool,
 ) -> None:
     """Figure 6's numbers of one run."""
+    import numpy as np
+
+    from ssmax.eval.retrieval import accuracy
+
     digits = digits_asked_for(here, digits, is_shown=not as_json)
     lengths = lengths or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
@@ -238,7 +260,7 @@ def needle(
 
 
 def needle_score(
-    here: Measurement,
+    here: "Measurement",
     *,
     length: int | None,
     trials: int,
@@ -261,6 +283,10 @@ def needle_score(
     )
     if as_json:
         return _print_lines(scores)
+    import numpy as np
+
+    from ssmax.eval.needle_score import top_heads
+
     mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
     for layer, head, score in top_heads(mean, 5):
         print(f"layer {layer:2} head {head:2}  mean needle score {score:.4f}")
@@ -268,13 +294,15 @@ def needle_score(
     print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
 
 
-def fading(here: Measurement, *, length: int, documents: int, as_json: bool) -> None:
+def fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
     """Figure 1 in the wild, of one run."""
     record = here.fading(
         length=length, documents=documents, on_progress=Counter(is_shown=not as_json)
     )
     if as_json:
         return _print_lines([record])
+    import numpy as np
+
     for index, keys in enumerate(record.num_keys):
         largest = np.mean([head[index] for layer in record.largest for head in layer])
         entropy = np.mean([head[index] for layer in record.entropy for head in layer])

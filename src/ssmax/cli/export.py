@@ -5,16 +5,16 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ssmax.errors import UsageError
 from ssmax.hf.sources import check_source
-from ssmax.lm import LM, load_lm
-from ssmax.lm.checkpoint import CONFIG, FORMAT
-from ssmax.serve.exporting import Exported, export
+from ssmax.lm.config import CONFIG, FORMAT
+from ssmax.serve.forms import check_choice
 from ssmax.train.watch import LiveLine
+
+if TYPE_CHECKING:
+    from ssmax.serve.exporting import Exported
 
 PEFT = "adapter_config.json"
 """What PEFT writes beside the weights of an adapter."""
@@ -48,6 +48,13 @@ def export_shown(
     """Load, write, check on text; say how well it agrees."""
     if check_tokens < 2:
         raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
+    check_choice(out, to, weights, fit)
+    if text is not None and not text.is_file():
+        raise UsageError(f"there is no file {text}")
+    read_config(source)
+    from ssmax.lm import LM
+    from ssmax.serve.exporting import export
+
     found = load_source(source, keeps_dtype=to in ("hf", "ministral"))
     prompt = _prompt(found, text, check_tokens)
     # What is shown on the way must not mix with the result.
@@ -84,6 +91,8 @@ def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
     """The model of a run, of `save_lm`, or of `save_pretrained` after a conversion."""
     values = read_config(folder)
     if values.get("format") == FORMAT:
+        from ssmax.lm import load_lm
+
         return Source(model=load_lm(folder), encode=None, tokenizer=None)
     if "model_type" in values:
         return _converted(folder, keeps_dtype)
@@ -98,13 +107,15 @@ def load_source(folder: Path, *, keeps_dtype: bool) -> Source:
 def read_config(folder: Path) -> dict[str, Any]:
     """What a folder says of its model."""
     _refuse_adapters(folder)
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; give a run, or a converted model's")
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} is no model: it holds no {CONFIG}; give a run, or a converted model's folder"
         )
     try:
         values = json.loads((folder / CONFIG).read_text())
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{folder / CONFIG} is not JSON: {error}") from None
     if not isinstance(values, dict) or not values:
         raise UsageError(f"{folder / CONFIG} describes no model; give a run, or a converted model")
@@ -123,6 +134,8 @@ def _refuse_adapters(folder: Path) -> None:
 
 
 def _converted(folder: Path, keeps_dtype: bool) -> Source:
+    import torch
+
     import ssmax.hf
     from ssmax.hf.inputs import own_tokenizer
 
@@ -143,12 +156,18 @@ def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
     if source.encode is None:
         if text is not None:
             raise UsageError("--text needs a tokenizer, and none came with this model")
+        import torch
+
         generator = torch.Generator().manual_seed(0)
         return torch.randint(
             source.model.config.vocab_size, (length,), generator=generator
         ).tolist()
     if text is not None:
-        tokens = source.encode(text.read_text()[: length * _CHARACTERS_PER_TOKEN])
+        try:
+            words = text.read_text()
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{text} is not text in UTF-8: {error}") from None
+        tokens = source.encode(words[: length * _CHARACTERS_PER_TOKEN])
     else:
         from ssmax.data.embedded import embedded_documents
 
@@ -162,7 +181,7 @@ def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
     return tokens[:length]
 
 
-def _told(done: Exported, *, is_text: bool) -> str:
+def _told(done: "Exported", *, is_text: bool) -> str:
     found = done.agreement
     return (
         f"s and b: {done.how}\n"

@@ -9,6 +9,11 @@ from ssmax.records import RUN_CONFIG
 
 def check_run(folder: Path, *, otherwise: str = "") -> None:
     """Refuse what is no run; `otherwise` says what the verb takes besides."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder}; give a run that ssmax pretrain made, or "
+            f"{TINY}{otherwise}"
+        )
     if not (folder / RUN_CONFIG).is_file():
         raise UsageError(
             f"{folder} is no run: it holds no {RUN_CONFIG}; give one that ssmax pretrain made, or "

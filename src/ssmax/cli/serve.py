@@ -7,19 +7,19 @@ import json
 import socket
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ssmax._extras import require
 from ssmax.cli.export import load_source, read_config
 from ssmax.data.tokenizer import FILE, load_tokenizer
 from ssmax.errors import UsageError
-from ssmax.lm.checkpoint import FORMAT
-from ssmax.serve.decoders import Decoder, FileDecoder
-from ssmax.serve.engine import Engine
-from ssmax.serve.gguf_file import FILE as GGUF
-from ssmax.serve.graphs import ONNX, POSITIONS, PROGRAM, graph_of
+from ssmax.lm.config import FORMAT
+from ssmax.serve.forms import GGUF, ONNX, POSITIONS, PROGRAM
 from ssmax.serve.language import Language, plain_language, transformers_language
-from ssmax.study.hf_measurement import hf_name
+from ssmax.train.device import check_device, device_of
+
+if TYPE_CHECKING:
+    from ssmax.serve.decoders import Decoder
 
 LONGEST_USUAL = 8192
 """Tokens of a prompt, where nobody says and no learnt positions end before."""
@@ -42,16 +42,21 @@ def serve_shown(
     device: str | None,
 ) -> None:
     """Load, listen, answer until a signal; then finish what was begun."""
-    uvicorn = require("uvicorn", extra="serve", purpose="ssmax serve")
-    require("fastapi", extra="serve", purpose="ssmax serve")
-    from ssmax.serve.endpoint import Limits, application
-
     if api_key == "":
         raise UsageError("the API key is empty; leave it out to ask for none")
     if drain_seconds < 0:
         raise UsageError(f"--drain-seconds must be at least 0, got {drain_seconds}")
+    check_device(device)
+    uvicorn = require("uvicorn", extra="serve", purpose="ssmax serve")
+    require("fastapi", extra="serve", purpose="ssmax serve")
     # Taken before a large model is loaded: a port in use is known at once.
     with _taken(host, port) as listening:
+        if not _holds_graph(folder, trust_program=trust_program):
+            read_config(folder)
+        from ssmax.serve.endpoint import Limits, application
+        from ssmax.serve.engine import Engine
+        from ssmax.study.hf_measurement import hf_name
+
         decoder, language, longest = load_served(
             folder, tokenizer, device, trust_program=trust_program
         )
@@ -93,9 +98,12 @@ def _taken(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise OSError(f"port {port} of {host} is in use; give another --port") from error
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(f"port {port} of {host} is in use; give another --port") from None
+        raise UsageError(
+            f"nothing can listen on port {port} of {host} ({error.strerror}); give another --host "
+            "or --port"
+        ) from None
 
 
 def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:
@@ -107,21 +115,15 @@ def _say_where(listening: socket.socket, name: str, *, has_key: bool) -> None:
 
 def load_served(
     folder: Path, tokenizer: str | None, device: str | None, *, trust_program: bool = False
-) -> tuple[Decoder, Language, int | None]:
+) -> "tuple[Decoder, Language, int | None]":
     """What answers, what its tokens mean, and how many positions it has learnt, if they end."""
-    from ssmax.train.world import device_of
-
     here = device_of(device)
-    if (folder / GGUF).is_file():
-        raise UsageError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
-    is_onnx, is_program = (folder / ONNX).is_file(), (folder / PROGRAM).is_file()
-    if is_program and not is_onnx and not trust_program:
-        raise UsageError(
-            f"{folder} is a program of torch.export, and PyTorch's loader runs what code it finds "
-            "in one; give --trust-program if it is yours or you trust who made it"
-        )
-    if is_onnx or is_program:
+    if _holds_graph(folder, trust_program=trust_program):
+        from ssmax.serve.decoders import FileDecoder
+
         return FileDecoder(folder), _language(folder, tokenizer), _positions(folder)
+    from ssmax.serve.graphs import graph_of
+
     values, longest, ends = read_config(folder), None, []
     if "model_type" in values:
         from ssmax.hf.subject import learnt_positions, load_causal
@@ -141,6 +143,19 @@ def load_served(
             f"the tokenizer has {language.size:,} tokens, the model {size:,}; give the model's own"
         )
     return graph_of(model.to(here).eval()), language, longest
+
+
+def _holds_graph(folder: Path, *, trust_program: bool) -> bool:
+    """True for what --to onnx and --to torch-export write; what cannot be served is refused."""
+    if (folder / GGUF).is_file():
+        raise UsageError(f"{folder} is llama.cpp's; serve it with llama-server -m {folder / GGUF}")
+    is_onnx, is_program = (folder / ONNX).is_file(), (folder / PROGRAM).is_file()
+    if is_program and not is_onnx and not trust_program:
+        raise UsageError(
+            f"{folder} is a program of torch.export, and PyTorch's loader runs what code it finds "
+            "in one; give --trust-program if it is yours or you trust who made it"
+        )
+    return is_onnx or is_program
 
 
 def _positions(folder: Path) -> int | None:

@@ -16,13 +16,14 @@ from ssmax.records import Comparison
 from ssmax.report.captions import CLAIMS, overall
 from ssmax.report.findings import STUDY
 from ssmax.report.side_by_side import text_table, write_side_by_side
+from ssmax.study.conductor import LOGS
 from ssmax.study.pieces import gather
 from ssmax.study.plan import read_figures
 from ssmax.study.presets import study_named
 from ssmax.study.reproduction import is_computed, report, reproduce
 from ssmax.study.text import check_embedded_is_enough, check_source
 from ssmax.train.config import read_overrides
-from ssmax.train.finetuning import is_path, question_sources, with_full_paths
+from ssmax.train.questions import check_files, with_full_paths
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
@@ -76,9 +77,7 @@ def reproduce_shown(
     elif data is None and study.source == EMBEDDED and not is_computed(figures):
         check_embedded_is_enough(preset, study.tokens_trained)
     if questions is not None:
-        for source in question_sources(questions):
-            if is_path(source) and not Path(source).is_file():
-                raise UsageError(f"there is no file {source}")
+        check_files(questions)
         study = study.with_questions(with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
@@ -94,7 +93,7 @@ def reproduce_shown(
             test=test,
             device=device,
             workers=workers,
-            launcher=shlex.split(launcher),
+            launcher=_words(launcher),
             minutes=minutes,
             piece=piece,
             records=records,
@@ -106,7 +105,8 @@ def reproduce_shown(
     if done.page is not None:
         _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
     for name, words in done.failed.items():
-        print(f"ssmax: {name} failed: {words}", file=sys.stderr)
+        log = folder / LOGS / f"{name}.log"
+        print(f"ssmax: {name} failed: {words}; all of it in {log}", file=sys.stderr)
     if done.stopped_by is not None:
         why = f"the {minutes:g} minutes are used" if done.stopped_by == "clock" else "stopped"
         print(f"{why}; what was done is kept, the same command goes on", file=sys.stderr)
@@ -115,6 +115,13 @@ def reproduce_shown(
     if done.failed:
         return 1
     return OUT_OF_TIME if done.stopped_by == "clock" else 0
+
+
+def _words(launcher: str) -> list[str]:
+    try:
+        return shlex.split(launcher)
+    except ValueError as error:
+        raise UsageError(f"--launcher must be a command, got {launcher!r}: {error}") from None
 
 
 def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:

@@ -5,30 +5,29 @@ import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ssmax.cli.prepare import default_data, text_of_shipped
 from ssmax.cli.runs import check_run
 from ssmax.errors import UsageError
-from ssmax.serve.language import Speech
+from ssmax.hf.sources import check_typed
+from ssmax.lm.config import check_sampling
+from ssmax.nn.rules import RULES
 from ssmax.tiny import is_shipped
-from ssmax.train import (
-    PRETRAINING,
-    Outcome,
-    configured,
-    finetune,
-    finetune_converted,
-    joined_world,
-    load_run_model,
-    load_run_tokenizer,
-    pretrain,
-)
 from ssmax.train.config import TrainConfig, read_config_file, read_overrides
-from ssmax.train.recipes import refuse_cpu
-from ssmax.train.run import resumed_config, with_name
-from ssmax.train.world import device_of
+from ssmax.train.converted_config import (
+    ConvertedTrainConfig,
+    check_folder_and_base,
+    check_samples,
+)
+from ssmax.train.device import check_device, device_of
+from ssmax.train.questions import check_files
+from ssmax.train.recipes import PRETRAINING, configured, refuse_cpu
+from ssmax.train.run_config import read_run_config, resumed_config, with_name
+from ssmax.train.text import check_text
+
+if TYPE_CHECKING:
+    from ssmax.train import Outcome
 
 
 def pretrain_shown(
@@ -47,6 +46,7 @@ def pretrain_shown(
     configuration = "b" if config is None else config
     if recipe not in PRETRAINING:
         raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
+    check_device(device)
     folder = runs / (name or f"{recipe}-{configuration}")
     if data is not None:
         changes = {**changes, "data.folder": str(data)}
@@ -57,7 +57,10 @@ def pretrain_shown(
         settings = configured(PRETRAINING[recipe](), configuration).replaced(changes)
         if not settings.data.folder:
             settings = settings.replaced({"data.folder": str(default_data(recipe))})
+    check_text(settings)
     refuse_cpu(settings.run.recipe, device)
+    from ssmax.train import joined_world, pretrain
+
     with joined_world(device) as world:
         outcome = pretrain(settings, folder, world=world, resume=resume)
     return _ended(outcome, folder, ["pretrain"], device)
@@ -90,16 +93,30 @@ def finetune_shown(
             "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
             "ones"
         )
-    if not hf:
-        check_run(base)
+    check_device(device)
     if only_ssmax:
         changes = {**changes, "model.only_ssmax": True}
+    if hf:
+        check_folder_and_base(base, adapter_base or "")
+        check_samples(data, questions)
+        if adapter_base is not None:
+            check_typed(adapter_base)
+        ConvertedTrainConfig().replaced(changes)
+    else:
+        check_run(base)
+        read_run_config(base).replaced(changes)
+    if questions is not None:
+        check_files(questions)
+    if config not in (None, "e", *RULES):
+        raise UsageError(f"--config must be e or one of {', '.join(RULES)}, got {config!r}")
     base = with_name(base)
     suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
     if is_shipped(base):
         text_of_shipped(base)
     beside = Path("runs") if hf or is_shipped(base) else base.parent
     folder = (runs or beside) / (name or base.name + suffix)
+    from ssmax.train import finetune, finetune_converted, joined_world
+
     with joined_world(device) as world:
         if hf:
             outcome = finetune_converted(
@@ -141,7 +158,22 @@ def generate_shown(
 ) -> None:
     """Continue prompts; one is shown as it comes."""
     check_run(folder)
+    check_device(device)
+    check_sampling(temperature, top_k, top_p)
+    if temperature == 0 and not (top_k is None and top_p is None):
+        raise UsageError(
+            "--top-k and --top-p choose among what is drawn, and at --temperature 0 nothing is; "
+            "give --temperature above 0"
+        )
+    if max_new_tokens < 0:
+        raise UsageError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
+    read_run_config(folder)
     here = device_of(device)
+    import torch
+
+    from ssmax.serve.language import Speech
+    from ssmax.train import load_run_model, load_run_tokenizer
+
     tokenizer = load_run_tokenizer(folder)
     model = load_run_model(folder, device=here).eval()
     if theta is not None:
@@ -209,7 +241,7 @@ def _refuse_another(
 
 
 def _ended(
-    outcome: Outcome, folder: Path, verb: list[str], device: str | None, then: str | None = None
+    outcome: "Outcome", folder: Path, verb: list[str], device: str | None, then: str | None = None
 ) -> int:
     to_use_it = ["ssmax", "generate", str(folder), "a prompt"]
     where = ["--runs", str(folder.parent), "--name", folder.name]

@@ -4,8 +4,10 @@ import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ssmax.errors import MachineError
 
-class SourceStoppedError(OSError):
+
+class SourceStoppedError(MachineError):
     """A source that broke off and may go on later, as a connection does."""
 
 

@@ -436,5 +436,5 @@ def _open_file(path: Path) -> IO[bytes]:
         raise UsageError(f"{path} is missing; bring it back or prepare the data again") from error
 
 
-def _damaged(path: Path, fault: str) -> ValueError:
-    return ValueError(f"{path} is damaged: {fault}; remove it and prepare the data again")
+def _damaged(path: Path, fault: str) -> UsageError:
+    return UsageError(f"{path} is damaged: {fault}; remove it and prepare the data again")

@@ -17,6 +17,7 @@ from ssmax.data.documents import Document, Part, Skipped, SourceStoppedError
 from ssmax.data.shards import SUFFIX, ShardWriter, Vocabulary, read_header
 from ssmax.data.token_files import TokenDocument, TokenPart
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
+from ssmax.errors import MachineError
 
 TRAIN, VALIDATION, RECORDS = "train", "validation", "tasks"
 NUM_KEYS = 2**64
@@ -188,7 +189,7 @@ def writing(out: Path) -> Iterator[None]:
     except SourceStoppedError:
         raise
     except OSError as error:
-        raise OSError(
+        raise MachineError(
             f"{out} cannot be written: {error}; what is finished stays, "
             "and the same command goes on from there"
         ) from error

@@ -15,7 +15,7 @@ import numpy as np
 
 from ssmax._extras import how_to_install, require
 from ssmax.data.shards import Vocabulary
-from ssmax.errors import UsageError
+from ssmax.errors import MissingExtraError, UsageError
 
 FILE = "tokenizer.json"
 END_OF_DOCUMENT = (
@@ -253,7 +253,7 @@ def _read_gpt2(name: str) -> bytes:
     try:
         package = importlib.metadata.distribution(_GPT2_PACKAGE)
     except importlib.metadata.PackageNotFoundError as missing:
-        raise ImportError(
+        raise MissingExtraError(
             f"the tokenizer 'gpt2' needs the package {_GPT2_PACKAGE!r}, which is not installed; "
             f"it comes with the extra 'lab': {how_to_install('lab')}"
         ) from missing

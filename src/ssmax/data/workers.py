@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from ssmax.errors import UsageError
+from ssmax.errors import MachineError, UsageError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -44,8 +44,7 @@ def run_all(
             for future in concurrent.futures.as_completed(futures):
                 on_result(future.result())
         except BrokenProcessPool as error:
-            # The machine's failure, not the program's: the command line tells it in one line.
-            raise OSError(
+            raise MachineError(
                 "a worker was killed, perhaps for lack of memory; what is finished stays: "
                 "run the same command again with fewer workers"
             ) from error

@@ -1,10 +1,26 @@
-"""What the paper measures, on any model that can answer three questions."""
+"""What the paper measures, on any model that can answer three questions.
 
-from ssmax.eval.fading import measure_fading
-from ssmax.eval.needle_score import measure_needle_scores
-from ssmax.eval.position_loss import measure_position_loss
-from ssmax.eval.protocols import Subject
-from ssmax.eval.retrieval import measure_retrieval
+Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax.eval.fading import measure_fading as measure_fading
+    from ssmax.eval.needle_score import measure_needle_scores as measure_needle_scores
+    from ssmax.eval.position_loss import measure_position_loss as measure_position_loss
+    from ssmax.eval.protocols import Subject as Subject
+    from ssmax.eval.retrieval import measure_retrieval as measure_retrieval
+
+_HOME_OF = {
+    "Subject": "protocols",
+    "measure_fading": "fading",
+    "measure_needle_scores": "needle_score",
+    "measure_position_loss": "position_loss",
+    "measure_retrieval": "retrieval",
+}
 
 __all__ = [
     "Subject",
@@ -13,3 +29,7 @@ __all__ = [
     "measure_position_loss",
     "measure_retrieval",
 ]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

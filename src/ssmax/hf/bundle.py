@@ -65,10 +65,9 @@ class _Statement:
         for node in ast.walk(statement):
             if isinstance(node, ast.ImportFrom) and _is_ours(node.module):
                 raise ValueError(f"{self.home.name} imports {node.module} in a function")
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                owner = self.home.inside.get(node.value.id)
-                if owner is not None and not owner.name:
-                    symbol = Symbol(owner.module, node.attr)
+            if isinstance(node, ast.Attribute):
+                symbol = self.home.meant_by(node)
+                if symbol is not None and symbol.name:
                     yield _Use(node.lineno, node.col_offset, node.end_col_offset or 0, symbol)
             if isinstance(node, ast.Name):
                 symbol = self.home.inside.get(node.id)
@@ -89,18 +88,33 @@ class _Module:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        source = Path(_spec(name).origin or "").read_text()
+        spec = _spec(name)
+        source = Path(spec.origin or "").read_text()
         self.lines = source.splitlines()
         self.inside: dict[str, Symbol] = {}
         self.outside: dict[str, str] = {}
         """Names from other packages, and the line that imports them."""
         body = ast.parse(source).body
         for node in body:
-            self._bind(node)
+            # What a package loads on first use it imports for the type checker.
+            parts = [node]
+            if isinstance(node, ast.If) and spec.submodule_search_locations:
+                parts = node.body if ast.unparse(node.test) == "TYPE_CHECKING" else parts
+            for one in parts:
+                self._bind(one)
         self.statements: dict[str, _Statement] = {}
         for node, after in zip(body, [*body[1:], None], strict=True):
             if names := _defined(node):
                 self.statements |= dict.fromkeys(names, _Statement(self, node, after))
+
+    def meant_by(self, node: ast.expr) -> Symbol | None:
+        """What `name`, `module.name` or `package.module.name` is, where it is ours."""
+        if isinstance(node, ast.Name):
+            return self.inside.get(node.id)
+        if not isinstance(node, ast.Attribute):
+            return None
+        owner = self.meant_by(node.value)
+        return None if owner is None or owner.name else _home(owner.module, node.attr)
 
     def _bind(self, node: ast.stmt) -> None:
         for name in _defined(node):
@@ -122,9 +136,10 @@ def bundle(roots: Iterable[Symbol], instead: Mapping[Symbol, Symbol]) -> str:
     """Source of the roots and all that they need; `instead` puts one definition for another."""
     wanted: set[Symbol] = set()
     modules: dict[str, _Module] = {}
+    begun: set[str] = set()
     for root in roots:
         _reach(root, instead, wanted)
-        _in_order(root.module, modules)
+        _in_order(root.module, modules, begun)
     statements = {
         Symbol(module, name): statement
         for module, home in modules.items()
@@ -153,12 +168,12 @@ def _reach(symbol: Symbol, instead: Mapping[Symbol, Symbol], wanted: set[Symbol]
             _reach(use.symbol, instead, wanted)
 
 
-def _in_order(name: str, modules: dict[str, _Module]) -> None:
+def _in_order(name: str, modules: dict[str, _Module], begun: set[str]) -> None:
     """A module behind those that it imports, as Python runs them."""
-    if name not in modules:
+    if name not in begun:
+        begun.add(name)
         for used in _module(name).inside.values():
-            if used.module != name:
-                _in_order(used.module, modules)
+            _in_order(used.module, modules, begun)
         modules[name] = _module(name)
 
 

@@ -13,7 +13,7 @@ from ssmax.errors import UsageError
 from ssmax.hf.adapter import attach_filled, check_model_and_folder, refuse_nonfinite
 from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import converted_already, no_code_run, whole_files
+from ssmax.hf.sources import converted_already, read_by_transformers, whole_files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
     """What `kind.from_pretrained` loads; an s that it finds no place for is adopted or refused."""
     # Not left open: Transformers would ask on the terminal, and wait.
     options = {"trust_remote_code": False, **options}
-    with whole_files(source), no_code_run(source):
+    with read_by_transformers(source), whole_files(source):
         model, about = kind.from_pretrained(source, output_loading_info=True, **options)
     left_over = sorted(about["unexpected_keys"])
     # A rule that learns nothing leaves no tensors, but a config that tells of it.

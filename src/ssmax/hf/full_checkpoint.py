@@ -10,7 +10,7 @@ from ssmax.errors import UsageError
 from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
 from ssmax.hf.conversion import KEY, Conversion, attach, device_of, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import check_source, whole_files
+from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
 from ssmax.nn import RULES
 
 TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
@@ -123,8 +123,11 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     )
     config, kind, options = _config_and_class(transformers, folder, options)
     loading = type(kind.__name__, (Converted, kind), {})
-    with whole_files(folder):
-        loaded = loading.from_pretrained(folder, config=config, **options)
+    try:
+        with whole_files(folder):
+            loaded = loading.from_pretrained(folder, config=config, **options)
+    except OSError as error:
+        raise not_loaded(folder, error) from None
     model = loaded[0] if options.get("output_loading_info") else loaded
     # There a model has shapes and no values.
     if device_of(model).type != "meta":
@@ -138,7 +141,8 @@ def _config_and_class(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """As they were before remote code gave them names of its own; and options for the weights."""
     place = {name: options[name] for name in _PLACE if name in options}
-    values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
+    with read_by_transformers(folder):
+        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
     given = options.get("config")
     if isinstance(given, str | Path):
         given = transformers.AutoConfig.from_pretrained(given, trust_remote_code=False)

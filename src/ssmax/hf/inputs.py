@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._extras import require
+from ssmax.hf.sources import read_by_transformers
 
 # Copied as they are: tokens that were prepared with a tokenizer.json are known by its bytes, and
 # processors of pictures and sound need packages that converting does not.
@@ -24,9 +25,10 @@ def own_tokenizer(source: str | Path, config: Any = None) -> Any:
     """
     transformers = require("transformers", extra="hf", purpose="reading a tokenizer")
     # Not left open: Transformers would ask on the terminal, and wait.
-    return transformers.AutoTokenizer.from_pretrained(
-        source, config=config, trust_remote_code=False
-    )
+    with read_by_transformers(source):
+        return transformers.AutoTokenizer.from_pretrained(
+            source, config=config, trust_remote_code=False
+        )
 
 
 def copy_inputs(source: str | Path, out: Path, config: Any) -> None:

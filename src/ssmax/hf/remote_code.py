@@ -13,8 +13,7 @@ from ssmax.errors import UsageError
 from ssmax.hf.bundle import Symbol, bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
-from ssmax.nn import RULES
-from ssmax.nn.scale import OWN_RULES
+from ssmax.nn.rules import OWN_RULES, RULES
 
 MODULE = "modeling_ssmax"
 _HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.

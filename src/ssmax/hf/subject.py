@@ -18,7 +18,7 @@ from ssmax.hf.adapter import load
 from ssmax.hf.conversion import KEY
 from ssmax.hf.foreign import load_with_s
 from ssmax.hf.full_checkpoint import CLASS_PREFIX, from_pretrained
-from ssmax.hf.sources import check_source, not_loaded
+from ssmax.hf.sources import check_source, read_by_transformers
 
 CHUNK = 1024
 """Tokens that are read at a time for losses and rows: logits and masks are never wider."""
@@ -27,13 +27,10 @@ CHUNK = 1024
 def load_causal(source: str | Path, adapter: str | Path | None = None, **options: Any) -> Any:
     """A causal model from a folder or the Hub, with its s where it has one, or an adapter's."""
     transformers = require("transformers", extra="hf", purpose="loading a model")
-    try:
-        if KEY in causal_config(source):
-            model = from_pretrained(source, **options)
-        else:
-            model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
-    except OSError as error:
-        raise not_loaded(source, error) from None
+    if KEY in causal_config(source):
+        model = from_pretrained(source, **options)
+    else:
+        model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
     return model if adapter is None else load(model, adapter)
 
 
@@ -43,10 +40,8 @@ def causal_config(source: str | Path) -> dict[str, Any]:
     check_source(
         source, of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})"
     )
-    try:
+    with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)
-    except OSError as error:
-        raise not_loaded(source, error) from None
     if not _is_causal(transformers, values):
         name = (values.get("architectures") or [values.get("model_type")])[0]
         raise UsageError(

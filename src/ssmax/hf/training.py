@@ -9,7 +9,7 @@ from torch import nn
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import converted_modules, must_be_converted, unwrapped
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.ops.scale import initial_s
+from ssmax.ops.length import initial_s
 
 
 def param_groups(

@@ -1,7 +1,6 @@
 """Does a converted model do what it should? Every layer reached, n right, padding not counted."""
 
 import inspect
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ class Verified:
     """A left-padded row was looked at too."""
 
 
-class UnverifiedError(ValueError):
+class UnverifiedError(UsageError):
     """A model that does not run on tokens alone; whether it counts right is not known."""
 
 
@@ -67,7 +66,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         if inputs is None:
             _compare_decoding(model, names, shown)
     except Exception as error:
-        if inputs is not None or _is_ours(error):
+        if inputs is not None or isinstance(error, UsageError):
             raise
         raise UnverifiedError(_no_tokens(model, error)) from error
     finally:
@@ -79,12 +78,6 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         raise UsageError(_why_missed(missed, called, len(names), inputs))
     tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
-
-
-def _is_ours(error: Exception) -> bool:
-    """True for what was found out about the model; its own code may raise a ValueError too."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return isinstance(error, ValueError) and frame.f_globals["__name__"].startswith("ssmax.")
 
 
 @contextmanager

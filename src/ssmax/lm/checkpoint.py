@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ssmax._extras import require
-from ssmax.errors import UsageError
-from ssmax.lm.config import LMConfig
+from ssmax.errors import MachineError, UsageError
+from ssmax.lm.config import CONFIG, FORMAT, LMConfig
 from ssmax.lm.model import LM
 
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-FORMAT = "ssmax-lm-1"
+WEIGHTS = "model.safetensors"
 
 
 def save_lm(model: LM, folder: str | Path) -> None:
@@ -34,7 +34,7 @@ def save_lm(model: LM, folder: str | Path) -> None:
             safetensors.save_file(weights, Path(own) / WEIGHTS)
         except SafetensorError as error:
             # A full disk, which safetensors tells as an error of its own.
-            raise OSError(f"{folder / WEIGHTS} was not saved: {error}") from error
+            raise MachineError(f"{folder / WEIGHTS} was not saved: {error}") from error
         (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         for name in (WEIGHTS, CONFIG):
             (Path(own) / name).replace(folder / name)
@@ -56,16 +56,33 @@ def load_lm(
         weights = safetensors.load_file(folder / WEIGHTS)
     except Exception as error:
         raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    with torch.device("meta"):
-        model = LM(config)
+    model = lm_of_shapes(config)
     _check_weights(model, weights, folder)
     model.load_state_dict(weights, assign=True)
     return model.to(device=device, dtype=dtype)
 
 
+class _WithoutFirstValues(TorchFunctionMode):
+    """Skips torch.nn.init: random values on the meta device import all of torch.compile."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+def lm_of_shapes(config: LMConfig) -> LM:
+    """A model on the meta device, for weights that will be assigned."""
+    with torch.device("meta"), _WithoutFirstValues():
+        return LM(config)
+
+
 def read_config(folder: Path) -> LMConfig:
     """The configuration of a folder."""
     path = folder / CONFIG
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
     if not path.is_file():
         raise UsageError(f"{folder} is no model: it holds no {CONFIG}")
     try:
@@ -76,7 +93,7 @@ def read_config(folder: Path) -> LMConfig:
         raise UsageError(f"{path} is not of format {FORMAT}: it is another model's")
     try:
         return LMConfig.from_dict(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, UsageError) as error:
         raise UsageError(f"{path} is no model's configuration: {error}") from error
 
 

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssmax.errors import UsageError
-from ssmax.nn.scale import RULES
+from ssmax.nn.rules import RULES
+
+CONFIG, FORMAT = "config.json", "ssmax-lm-1"
+"""The file beside a model's weights, and what it says of its format."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +121,16 @@ class LMConfig:
                     f"unknown key {key!r} in the model's configuration{nearest(key, known)}"
                 )
         return cls(**values)
+
+
+def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse what no token can be chosen by."""
+    if not temperature >= 0.0:
+        raise UsageError(f"temperature must be at least 0 (0 is greedy), got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise UsageError(f"top_k must be at least 1, got {top_k}")
+    if top_p is not None and not 0.0 < top_p <= 1.0:
+        raise UsageError(f"top_p must be above 0 and at most 1, got {top_p}")
 
 
 def nearest(key: str, known: list[str]) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
+from ssmax.lm.config import check_sampling
 from ssmax.ops.dtypes import autocast_dtype
 
 COLDEST = 1e-20
@@ -21,12 +22,7 @@ def chooser(
     generator: torch.Generator | None,
 ) -> Callable[[Tensor], Tensor]:
     """The function that chooses tokens (B,) from logits (B, V)."""
-    if not temperature >= 0.0:
-        raise UsageError(f"temperature must be at least 0 (0 is greedy), got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top_k must be at least 1, got {top_k}")
-    if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise UsageError(f"top_p must be above 0 and at most 1, got {top_p}")
+    check_sampling(temperature, top_k, top_p)
 
     def greedy(logits_BV: Tensor) -> Tensor:
         return logits_BV.argmax(-1)

@@ -1,10 +1,32 @@
-"""Parameters and state: the modules that people put into their own models."""
+"""Parameters and state: the modules that people put into their own models.
 
-from ssmax.nn.attention import SelfAttention
-from ssmax.nn.cache import KVCache
-from ssmax.nn.norm import RMSNorm
-from ssmax.nn.rotary import RotaryEmbedding
-from ssmax.nn.scale import RULES, ProbeTable, Rule, SSMaxScale
+Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax.nn.attention import SelfAttention as SelfAttention
+    from ssmax.nn.cache import KVCache as KVCache
+    from ssmax.nn.norm import RMSNorm as RMSNorm
+    from ssmax.nn.rotary import RotaryEmbedding as RotaryEmbedding
+    from ssmax.nn.rules import RULES as RULES
+    from ssmax.nn.rules import Rule as Rule
+    from ssmax.nn.scale import ProbeTable as ProbeTable
+    from ssmax.nn.scale import SSMaxScale as SSMaxScale
+
+_HOME_OF = {
+    "KVCache": "cache",
+    "ProbeTable": "scale",
+    "RMSNorm": "norm",
+    "RULES": "rules",
+    "RotaryEmbedding": "rotary",
+    "Rule": "rules",
+    "SSMaxScale": "scale",
+    "SelfAttention": "attention",
+}
 
 __all__ = [
     "RULES",
@@ -16,3 +38,7 @@ __all__ = [
     "SSMaxScale",
     "SelfAttention",
 ]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

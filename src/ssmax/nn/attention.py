@@ -12,7 +12,8 @@ from ssmax.errors import UsageError
 from ssmax.nn.cache import KVCache
 from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
-from ssmax.nn.scale import RULES, ProbeTable, SSMaxScale
+from ssmax.nn.rules import RULES
+from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax

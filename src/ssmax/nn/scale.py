@@ -6,110 +6,16 @@ dimension, so that weight decay on matrices leaves them alone.
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
+from ssmax.nn.rules import RULES
 from ssmax.ops import scale as rules
+from ssmax.ops.length import check_length
 from ssmax.ops.visible import values_are_readable
-
-
-@dataclass(frozen=True)
-class Rule:
-    """How one rule makes its factor, and what it learns.
-
-    One of your own goes into `RULES` by its name, and is known wherever a rule is named.
-    """
-
-    factor: Callable[["SSMaxScale", Tensor], Tensor]
-    """Of the module, whose attributes are what it learnt, and n (..., T): (..., heads, T); of a
-    rule that learns nothing (..., T)."""
-    learnt: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    """Name of each parameter and its initial value for a training length."""
-    needs_length: bool = False
-    """It starts from `train_length`, or is defined by it."""
-    floor_length: int | None = None
-    """Default L0 of the rules that grow in steps."""
-    starts_as_softmax: bool = False
-    """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
-    takes it with init="identity"."""
-
-
-def _one(_: int) -> float:
-    return 1.0
-
-
-def _zero(_: int) -> float:
-    return 0.0
-
-
-RULES: dict[str, Rule] = {
-    "softmax": Rule(lambda m, n: rules.softmax_factor(n), starts_as_softmax=True),
-    "temperature": Rule(
-        lambda m, n: rules.temperature_factor(n, m.scale), {"scale": _one}, starts_as_softmax=True
-    ),
-    "ssmax": Rule(
-        lambda m, n: rules.ssmax_factor(n, m.scale),
-        {"scale": rules.initial_s},
-        needs_length=True,
-    ),
-    "ssmax_no_s": Rule(lambda m, n: rules.ssmax_factor(n, 1.0)),
-    "ssmax_bias": Rule(
-        lambda m, n: rules.ssmax_factor(n, m.scale, m.bias),
-        {"scale": rules.initial_s, "bias": _zero},
-        needs_length=True,
-    ),
-    "ssmax_held": Rule(
-        lambda m, n: rules.held_ssmax_factor(n, m.scale, m.length),
-        {"scale": rules.initial_s},
-        needs_length=True,
-    ),
-    "mean_log": Rule(lambda m, n: rules.mean_log_factor(n, m.length), needs_length=True),
-    "probe": Rule(
-        lambda m, n: rules.probe_factor(n, m.scale, m.bias, m.probe_table(n)),
-        {"scale": _one, "bias": _zero},
-        needs_length=True,
-        starts_as_softmax=True,
-    ),
-    "entropy_invariant": Rule(
-        lambda m, n: rules.entropy_invariant_factor(n, m.length), needs_length=True
-    ),
-    "qwen_logn": Rule(
-        lambda m, n: rules.qwen_logn_factor(n, m.length), needs_length=True, starts_as_softmax=True
-    ),
-    "llama4": Rule(
-        lambda m, n: rules.llama4_factor(n, float(m.beta), m.floor_length),
-        floor_length=8192,
-        starts_as_softmax=True,
-    ),
-    "ministral3": Rule(
-        lambda m, n: rules.ministral3_factor(n, float(m.beta), m.floor_length),
-        floor_length=16384,
-        starts_as_softmax=True,
-    ),
-    "yarn": Rule(
-        lambda m, n: rules.yarn_factor(n, m.length), needs_length=True, starts_as_softmax=True
-    ),
-    "sqrt_log": Rule(
-        lambda m, n: rules.sqrt_log_factor(n, m.scale),
-        {"scale": rules.initial_sqrt_log_s},
-        needs_length=True,
-    ),
-    # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
-    "polylog": Rule(
-        lambda m, n: rules.polylog_factor(n, m.beta, m.gamma),
-        {"beta": _zero, "gamma": _one},
-        starts_as_softmax=True,
-    ),
-}
-"""Every rule by its name, those that somebody added included."""
-OWN_RULES: Mapping[str, Rule] = MappingProxyType(dict(RULES))
-"""Those of this package, as it defines them."""
 
 
 class _KeepsFloat32(nn.Module):
@@ -137,7 +43,7 @@ class ProbeTable(_KeepsFloat32):
 
     def __init__(self, train_length: int) -> None:
         super().__init__()
-        rules.check_length(train_length, "train_length")
+        check_length(train_length, "train_length")
         self.p: nn.Parameter = nn.Parameter(torch.empty(int(train_length), dtype=torch.float32))
         self._has_warned = False
         self.reset_parameters()
@@ -204,7 +110,7 @@ class SSMaxScale(_KeepsFloat32):
                 "for example train_length=1024"
             )
         if train_length is not None:
-            rules.check_length(train_length, "train_length")
+            check_length(train_length, "train_length")
             train_length = int(train_length)
         if spec.floor_length is None and not (beta is None and floor_length is None):
             raise UsageError(f"beta and floor_length belong to llama4 and ministral3, not {rule!r}")

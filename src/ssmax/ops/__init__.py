@@ -7,8 +7,9 @@ from ssmax._lazy import door
 if TYPE_CHECKING:
     from ssmax.ops import decode as decode
     from ssmax.ops import loss as loss
+    from ssmax.ops import scale as scale
 
-__all__ = ["decode", "loss"]
+__all__ = ["decode", "loss", "scale"]
 
 
 if not TYPE_CHECKING:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
+from ssmax.ops.length import initial_s
 from ssmax.ops.visible import values_are_readable
 
 Number = float | Tensor
@@ -26,30 +27,6 @@ Number = float | Tensor
 # which CPU builds of torch bring along, may then give one of them a kernel of half the digits
 # (pytorch/pytorch#188792). One element is one thread's, and settles it for all functions.
 torch.ones(1, dtype=torch.float32, device="cpu").log()
-
-
-def initial_s(length: int) -> float:
-    """L / log(L!): the s for which s log n is 1 on average over n = 1..L."""
-    check_length(length)
-    return length / math.lgamma(length + 1)
-
-
-def check_length(length: int, name: str = "length") -> None:
-    """Raise on what is no length of a training sequence."""
-    is_whole = isinstance(length, Real) and math.isfinite(length) and length == int(length)
-    if isinstance(length, bool) or not is_whole or length < 2:
-        raise UsageError(
-            f"{name} must be a whole number of at least 2 tokens, got {length!r}; "
-            "give the length of the training sequences"
-        )
-
-
-@functools.cache
-def initial_sqrt_log_s(length: int) -> float:
-    """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
-    check_length(length)
-    # Without tensors: a model may be built of shapes alone.
-    return length / math.fsum(math.sqrt(math.log(n)) for n in range(1, int(length) + 1))
 
 
 def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:

@@ -160,7 +160,7 @@ def read_findings(folder: Path) -> Findings:
         kind.update(in_order)
     if (folder / VERDICTS).is_file():
         # Damaged ones, or those of another version, are judged anew.
-        with suppress(ValueError):
+        with suppress(UsageError):
             findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
     return findings
 
@@ -168,6 +168,8 @@ def read_findings(folder: Path) -> Findings:
 def read_study_file(folder: Path) -> dict[str, Any]:
     """What a study's folder says of itself: the study, its jobs, and where it was made."""
     path = folder / STUDY
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; ssmax reproduce makes studies")
     if not path.is_file():
         raise UsageError(
             f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ssmax.serve.graphs import ONNX, PROGRAM
+from ssmax.serve.forms import ONNX, PROGRAM
 from ssmax.serve.past import Past
 from ssmax.serve.sessions import Run, load_program, onnx_engine, onnx_run
 

@@ -15,9 +15,9 @@ from ssmax.hf.subject import learnt_positions
 from ssmax.lm import LM
 from ssmax.serve import card, checking, gguf_file, graphs, sessions, transformers_forms
 from ssmax.serve.folding import Folded, fold, llama_form
+from ssmax.serve.forms import GGUF, ONNX, POSITIONS, PROGRAM, check_choice
 from ssmax.serve.vocabulary import end_of, gguf_vocabulary
 
-FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 DRAWN = 1024
 """Tokens of the check where there is no prompt."""
 
@@ -63,7 +63,7 @@ def export(
     """
     # Whole, also where it is "." or a link.
     folder = Path(folder).resolve()
-    _check_choice(folder, to, weights, fit)
+    check_choice(folder, to, weights, fit)
     graphs.check_causal(model)
     was_training = model.training
     model.eval()
@@ -106,13 +106,13 @@ def _write(
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
         if (longest := learnt_positions(model)) is not None:
-            (folder / graphs.POSITIONS).write_text(json.dumps({"positions": longest}))
+            (folder / POSITIONS).write_text(json.dumps({"positions": longest}))
         if to == "onnx":
-            graphs.write_onnx(graph, folder / graphs.ONNX)
-            path, opened = folder / graphs.ONNX, sessions.onnx_session
+            graphs.write_onnx(graph, folder / ONNX)
+            path, opened = folder / ONNX, sessions.onnx_session
         else:
-            graphs.write_program(graph, folder / graphs.PROGRAM)
-            path, opened = folder / graphs.PROGRAM, sessions.program_session
+            graphs.write_program(graph, folder / PROGRAM)
+            path, opened = folder / PROGRAM, sessions.program_session
         return _Written(
             how="kept in the graph; n is counted from attention_mask",
             opened=lambda: opened(path, graph.empty_past()),
@@ -125,7 +125,7 @@ def _write(
     if to == "ministral":
         transformers_forms.write_ministral(folded, folder, context=context)
         return _Written(how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact)
-    path = folder / gguf_file.FILE
+    path = folder / GGUF
     size = form.config["vocab_size"]
     vocabulary = None if tokenizer is None else gguf_vocabulary(tokenizer, size)
     gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
@@ -153,21 +153,6 @@ def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
     weights = gguf_file.read_weights(path, folded.config)
     stored = dataclasses.replace(folded, weights=weights)
     return sessions.session(transformers_forms.as_ministral(stored, context=context))
-
-
-def _check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
-    if to not in FORMS:
-        raise UsageError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
-    if weights not in gguf_file.WEIGHTS:
-        raise UsageError(f"weights must be one of {', '.join(gguf_file.WEIGHTS)}, got {weights!r}")
-    if weights != "float32" and to != "gguf":
-        raise UsageError(
-            f"weights={weights!r} belongs to gguf; {to} keeps the dtype of the model: cast that"
-        )
-    if fit and to not in ("ministral", "gguf"):
-        raise UsageError(f"fit gives up the bias, which {to} can keep; leave it out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is not an empty folder; give another one")
 
 
 def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:

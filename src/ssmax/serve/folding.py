@@ -120,7 +120,7 @@ def native_as_softmax_llama(model: LM) -> tuple[dict[str, Tensor], dict[str, Any
     """Weights and configuration of a native model without its s, or the form that keeps it."""
     try:
         return to_llama_weights(model.with_rule("softmax"))
-    except ValueError as error:
+    except UsageError as error:
         raise UsageError(f"{error}; {KEEPS_ALL}") from None
 
 

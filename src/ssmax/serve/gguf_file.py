@@ -10,9 +10,7 @@ from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.serve.folding import Folded
 
-FILE = "model.gguf"
 ARCHITECTURE = "mistral3"
-WEIGHTS = ("float32", "bfloat16", "q8_0")
 _OUTER = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",

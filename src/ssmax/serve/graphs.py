@@ -27,10 +27,6 @@ from ssmax.lm import LM
 from ssmax.nn import KVCache
 from ssmax.serve.past import Past
 
-ONNX, PROGRAM = "model.onnx", "model.pt2"
-POSITIONS = "positions.json"
-"""Beside a graph whose positions end: how many were learnt."""
-
 
 class Graph(nn.Module, abc.ABC):
     """The cache comes in and goes out as tensors."""

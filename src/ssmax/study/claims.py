@@ -353,7 +353,7 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
             verb = "was" if len(missing) == 1 else "were"
             raise UsageError(f"{' and '.join(map(_called, missing))} {verb} not measured")
         interval = _interval(items[pair.first], items[pair.second], what=what)
-    except ValueError as error:
+    except UsageError as error:
         return Result(claim, pair.text, str(error), unit, NOT_MEASURED, pair.is_ours)
     verdict = interval.verdict(pair.expected, pair.margin)
     return Result(claim, pair.text, interval, unit, verdict, pair.is_ours)

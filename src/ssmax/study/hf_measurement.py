@@ -12,8 +12,8 @@ from ssmax.errors import UsageError
 from ssmax.hf.subject import CausalSubject, load_causal
 from ssmax.records import RUN_CONFIG, config_hash
 from ssmax.study.measurement import Measurement, weights_hash
-from ssmax.train.run import MODEL
-from ssmax.train.world import device_of
+from ssmax.train.device import device_of
+from ssmax.train.run_config import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
@@ -108,7 +108,7 @@ def check_same_tokens(source: str, tokenizer: str) -> None:
     """Losses stand beside each other only where all models read the same tokens."""
     try:
         own = load_tokenizer(hf_tokenizer(source))
-    except ValueError:
+    except UsageError:
         return
     ours = load_tokenizer(tokenizer)
     same_size = own.vocabulary.size == ours.vocabulary.size

@@ -45,8 +45,8 @@ from ssmax.report.findings import (
 )
 from ssmax.report.side_by_side import FILES
 from ssmax.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax.train.run import text_of_run, with_name
-from ssmax.train.world import device_of
+from ssmax.train.device import device_of
+from ssmax.train.run_config import text_of_run, with_name
 
 OnProgress = Callable[[str, int, int], None]
 """What is counted, how many are done, of how many."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from ssmax._files import whole_file, write_whole
 from ssmax.data.token_files import TOKENS
-from ssmax.errors import UsageError
+from ssmax.errors import MachineError, UsageError
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
     ARCHIVE,
@@ -30,7 +30,7 @@ from ssmax.report.findings import (
 )
 from ssmax.study.text import is_local
 from ssmax.train.config import MAY_CHANGE, flat
-from ssmax.train.finetuning import is_path, question_sources
+from ssmax.train.questions import is_path, question_sources
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""
@@ -79,7 +79,7 @@ def pack(folder: Path, archive: Path) -> None:
     except OSError as error:
         with suppress(OSError):
             hidden.unlink(missing_ok=True)
-        raise OSError(f"the records cannot be written to {archive}: {error}") from error
+        raise MachineError(f"the records cannot be written to {archive}: {error}") from error
 
 
 def gather(archives: Sequence[Path], folder: Path) -> list[str]:
@@ -126,7 +126,7 @@ def _check_goes_on(old: Path, new: Path, name: str) -> None:
     """A piece takes the place of another of its name only where it has all that is in that one."""
     try:
         before = _done(old)
-    except ValueError:
+    except UsageError:
         # A copy that was cut off: whatever is whole takes its place.
         return
     after = _done(new)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ssmax.errors import UsageError
 from ssmax.report.reach import carries_to
 from ssmax.train.config import TrainConfig
-from ssmax.train.finetuning import digits_taught
+from ssmax.train.questions import digits_taught
 from ssmax.train.recipes import DEFAULT_TEXT, PRETRAINING
 
 

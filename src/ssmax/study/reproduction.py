@@ -23,10 +23,10 @@ from ssmax.study.pieces import QUESTIONS, check_archive, check_piece, identity, 
 from ssmax.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax.study.presets import Study
 from ssmax.train.config import TrainConfig
-from ssmax.train.finetuning import is_path, question_sources
+from ssmax.train.device import check_device, device_of
+from ssmax.train.questions import is_path, question_sources
 from ssmax.train.recipes import refuse_cpu
 from ssmax.train.watch import clock
-from ssmax.train.world import device_of
 
 COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
@@ -106,6 +106,7 @@ def reproduce(
             "there is nothing to do: these configurations have no part in what was asked for; "
             "--dry-run without --only and --configs shows what there is"
         )
+    check_device(device)
     left = [job for job in jobs if seconds_taken(folder, job) is None]
     if minutes is not None:
         _check_minutes(minutes, study, left)
@@ -268,7 +269,7 @@ def _texts(origin: Origin, questions: str) -> dict[str, str]:
     texts, vocabularies = {}, {}
     is_for_tests = origin.test != origin.data
     for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
-        with suppress(ValueError):
+        with suppress(UsageError):
             side = (
                 folder / TRAIN
                 if name == "data"
@@ -329,11 +330,11 @@ def _say_texts(study: Study, origin: Origin) -> None:
     try:
         have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
         words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
-    except ValueError:
+    except UsageError:
         words = f"{study.source!r}, not prepared yet; --text takes another"
     print(f"  {'text to learn from':28} {words}")
     is_for_tests = origin.test != origin.data
-    with suppress(ValueError):
+    with suppress(UsageError):
         side = ShardSet.open(text_to_measure(Path(origin.test), is_for_tests=is_for_tests))
         rows = side.num_tokens // study.loss_length
         if rows < study.loss_documents:

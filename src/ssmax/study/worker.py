@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from ssmax.errors import MachineError, NonfiniteError, UsageError
+
 PARENT_DEATH_SIGNAL = 1
 """Linux: prctl's PR_SET_PDEATHSIG."""
 
@@ -29,7 +31,6 @@ def main() -> int:
     from ssmax.study.jobs import Stopped, run_job, tidy
     from ssmax.study.plan import mark_done
     from ssmax.study.reproduction import read_study
-    from ssmax.train import NonfiniteError
 
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -40,10 +41,10 @@ def main() -> int:
     except Stopped as stopped:
         print(stopped)
         return 130
-    except (ValueError, ImportError) as error:
+    except UsageError as error:
         print(error)
         return 2
-    except (OSError, NonfiniteError) as error:
+    except (MachineError, NonfiniteError) as error:
         print(error)
         return 1
     if os.environ.get("RANK", "0") == "0":

@@ -1,13 +1,42 @@
-"""From tokens to runs: one loop, on one machine or many, that nothing interrupts for good."""
+"""From tokens to runs: one loop, on one machine or many, that nothing interrupts for good.
 
-from ssmax.train.config import TrainConfig
-from ssmax.train.converted import finetune_converted
-from ssmax.train.finetuning import finetune
-from ssmax.train.loop import NonfiniteError, Outcome, train
-from ssmax.train.pretraining import pretrain
-from ssmax.train.recipes import PRETRAINING, configured
-from ssmax.train.run import load_run_model, load_run_tokenizer, read_run_config
-from ssmax.train.world import joined_world
+Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax.train.config import TrainConfig as TrainConfig
+    from ssmax.train.converted import finetune_converted as finetune_converted
+    from ssmax.train.finetuning import finetune as finetune
+    from ssmax.train.loop import NonfiniteError as NonfiniteError
+    from ssmax.train.loop import Outcome as Outcome
+    from ssmax.train.loop import train as train
+    from ssmax.train.pretraining import pretrain as pretrain
+    from ssmax.train.recipes import PRETRAINING as PRETRAINING
+    from ssmax.train.recipes import configured as configured
+    from ssmax.train.run import load_run_model as load_run_model
+    from ssmax.train.run import load_run_tokenizer as load_run_tokenizer
+    from ssmax.train.run_config import read_run_config as read_run_config
+    from ssmax.train.world import joined_world as joined_world
+
+_HOME_OF = {
+    "NonfiniteError": "loop",
+    "Outcome": "loop",
+    "PRETRAINING": "recipes",
+    "TrainConfig": "config",
+    "configured": "recipes",
+    "finetune": "finetuning",
+    "finetune_converted": "converted",
+    "joined_world": "world",
+    "load_run_model": "run",
+    "load_run_tokenizer": "run",
+    "pretrain": "pretraining",
+    "read_run_config": "run_config",
+    "train": "loop",
+}
 
 __all__ = [
     "PRETRAINING",
@@ -24,3 +53,7 @@ __all__ = [
     "read_run_config",
     "train",
 ]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

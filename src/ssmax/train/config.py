@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ssmax.errors import UsageError
-from ssmax.lm import LMConfig
-from ssmax.lm.config import nearest
-from ssmax.nn import RULES
+from ssmax.lm.config import LMConfig, nearest
+from ssmax.nn.rules import RULES
 
 Parallel = Literal["auto", "none", "ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
@@ -261,7 +260,7 @@ class TrainConfig:
         for room, fields in rooms.items():
             try:
                 changed[room] = dataclasses.replace(getattr(self, room), **fields)
-            except ValueError as error:
+            except UsageError as error:
                 text = str(error)
                 raise UsageError(
                     text if text.startswith(f"{room}.") else f"{room}.{text}"

@@ -1,6 +1,5 @@
 """Fine-tuning a converted Hugging Face model, in the loop that trains the paper's own."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,83 +19,36 @@ from ssmax.errors import UsageError
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
 from ssmax.hf.inputs import copy_inputs
-from ssmax.hf.sources import is_adapter, no_code_run, not_loaded, whole_files
+from ssmax.hf.sources import is_adapter, read_by_transformers, whole_files
 from ssmax.train.config import (
     DataConfig,
     OptimConfig,
     RunConfig,
     ScheduleConfig,
-    TrainConfig,
 )
-from ssmax.train.finetuning import (
-    INVENTED,
-    VALIDATION_ROWS,
-    Rows,
-    are_same_questions,
-    encoded_questions,
-    hidden_digits,
-    question_rows,
-    question_sources,
-    with_full_paths,
+from ssmax.train.converted_config import (
+    LENGTH,
+    ConvertedConfig,
+    ConvertedTrainConfig,
+    check_folder_and_base,
+    check_samples,
 )
+from ssmax.train.finetuning import VALIDATION_ROWS, Rows, encoded_questions, question_rows
 from ssmax.train.loop import Outcome, train
 from ssmax.train.optimizer import adamw
 from ssmax.train.parallel import spread, whole
 from ssmax.train.pretraining import Windows, text_windows
-from ssmax.train.run import model_folder, resumed_config, run_folder
+from ssmax.train.questions import (
+    INVENTED,
+    are_same_questions,
+    with_full_paths,
+)
+from ssmax.train.run import model_folder, run_folder
+from ssmax.train.run_config import resumed_config
 from ssmax.train.world import World
 
-LENGTH, MOST_STEPS, EPOCHS = 1024, 1000, 3
-"""Unless told otherwise: tokens of a row, steps at most, and how often every question is seen."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedConfig:
-    """Somebody's model, converted."""
-
-    folder: str = ""
-    """Where `ssmax convert` left it: a whole model, or an adapter."""
-    base: str = ""
-    """Of an adapter: the folder or the name of the model that it is for."""
-    rule: str = "ssmax_bias"
-    """Filled in from the model."""
-    anneals: bool = False
-    """Filled in from the model: s and b are led to the paper's start along the steps."""
-    train_length: int = LENGTH
-    """Tokens of a row."""
-    only_ssmax: bool = False
-    """s and b learn, everything else stays."""
-    ssmax_lr: float = 1e-3
-    """Peak of the learning rate of s and b; that of all else is optim.lr."""
-    gradient_checkpointing: bool = False
-    """Compute a layer again instead of keeping what its gradient needs."""
-
-    def __post_init__(self) -> None:
-        if self.train_length < 2:
-            raise UsageError(f"model.train_length must be at least 2, got {self.train_length}")
-        if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
-            raise UsageError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedTrainConfig(TrainConfig):
-    """A run over a converted model; the loop asks of it what it asks of any other."""
-
-    model: ConvertedConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default_factory=ConvertedConfig
-    )
-
-    def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
-        if self.switch.rule:
-            raise UsageError("switch.rule is for the paper's model; convert with another rule")
-        if self.run.record:
-            raise UsageError("run.record is for the paper's model; leave it out")
-
-    @property
-    def is_bound_to_steps(self) -> bool:
-        """Likewise where the model is annealed."""
-        return self.model.anneals or self.schedule.kind != "constant"
+MOST_STEPS, EPOCHS = 1000, 3
+"""Unless told otherwise: steps at most, and how often every question is seen."""
 
 
 class ConvertedLoss(nn.Module):
@@ -206,13 +158,7 @@ def finetune_converted(
     "invented", the default without `data`. `changes` are laid over what suits most models.
     """
     changes = dict(changes or {})
-    if data is not None and questions is not None:
-        raise UsageError("text and questions are two runs; give --data or --questions")
-    if any(hidden_digits(source) is not None for source in question_sources(questions or INVENTED)):
-        raise UsageError(
-            "hidden questions are about the text of a run, which a converted model does not have; "
-            "give --questions invented or a file in SQuAD's format, or text with --data"
-        )
+    check_samples(data, questions)
     before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base
@@ -282,25 +228,15 @@ def _refuse_other_samples(
 def _load(source: Path, base: str) -> tuple[Any, str]:
     """The model, and the folder or the name of whatever has its tokenizer."""
     transformers = require("transformers", extra="hf", purpose="ssmax finetune --hf")
-    if not source.is_dir():
-        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
+    check_folder_and_base(source, base)
     is_whole = not is_adapter(source)
-    if is_whole == bool(base):
-        raise UsageError(
-            f"{source} holds an adapter; name the model it is for with --base"
-            if not is_whole
-            else f"{source} holds a whole model; --base is for adapters"
-        )
     # float32 whatever it was stored in: steps of an optimizer would be rounded away.
     if is_whole:
         model, home = ssmax.hf.from_pretrained(source, dtype=torch.float32), str(source)
     else:
-        try:
-            kind = transformers.AutoModelForCausalLM
-            with whole_files(base), no_code_run(base):
-                plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
-        except OSError as error:
-            raise not_loaded(base, error) from None
+        kind = transformers.AutoModelForCausalLM
+        with read_by_transformers(base), whole_files(base):
+            plain = kind.from_pretrained(base, dtype=torch.float32, trust_remote_code=False)
         ssmax.hf.load(plain, source)
         model, home = plain, base
     if model.config.is_encoder_decoder or not model.can_generate():

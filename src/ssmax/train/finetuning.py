@@ -1,7 +1,6 @@
 """Fine-tuning on questions: the loss on the answers, examples packed but blind to each other."""
 
 import dataclasses
-import filecmp
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,27 +19,23 @@ from ssmax.lm import LM
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.train.config import SwitchConfig, TrainConfig
 from ssmax.train.loop import Outcome, train
-from ssmax.train.recipes import finetuning_of
-from ssmax.train.run import (
-    load_run_model,
-    load_run_tokenizer,
-    read_run_config,
-    resumed_config,
-    run_folder,
-    text_of_run,
+from ssmax.train.questions import (
+    HIDDEN,
+    INVENTED,
+    are_same_questions,
+    hidden_digits,
+    question_sources,
+    with_full_paths,
 )
+from ssmax.train.recipes import finetuning_of
+from ssmax.train.run import load_run_model, load_run_tokenizer, run_folder
+from ssmax.train.run_config import read_run_config, resumed_config, text_of_run
 from ssmax.train.samples import Batch
 from ssmax.train.trainee import OwnModel
 from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
 
-INVENTED, HIDDEN = "invented", "hidden"
-"""Questions that need no file: about a few facts, or about a number hidden in the base's text.
-
-`hidden:7` hides numbers of 7 digits.
-"""
 NUM_INVENTED, NUM_HIDDEN = 2048, 8192
-HIDDEN_DIGITS = 4
 INVENTED_FACTS = 3
 """So few that a context and its question fit the smallest model's 128 bytes."""
 HELD_OUT = 50
@@ -168,69 +163,6 @@ def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[R
         Rows(taught, length=length, seed=seed),
         Rows(examples[::HELD_OUT], length=length, seed=seed),
     )
-
-
-def with_full_paths(questions: str) -> str:
-    """The same questions, wherever they are asked for."""
-    return "+".join(
-        str(Path(source).resolve()) if is_path(source) else source
-        for source in question_sources(questions)
-    )
-
-
-def question_sources(questions: str) -> list[str]:
-    """Files, "invented" and "hidden"; a file may have a + in its path.
-
-    The longest path that is a file is taken; parts that are neither file nor word stay together.
-    """
-    parts, sources, is_open = questions.split("+"), [], False
-    while parts:
-        joined = ["+".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        found = next((path for path in joined if Path(path).is_file()), None)
-        source = found or parts[0]
-        is_known = found is not None or not is_path(source)
-        if is_open and not is_known:
-            sources[-1] += f"+{source}"
-        else:
-            sources.append(source)
-        is_open = not is_known
-        del parts[: source.count("+") + 1]
-    return sources
-
-
-def are_same_questions(given: str, began: str) -> bool:
-    """A file that was moved is taken for the same, and so is a copy."""
-    mine, theirs = (question_sources(with_full_paths(one)) for one in (given, began))
-    return len(mine) == len(theirs) and all(map(_is_same_source, mine, theirs))
-
-
-def _is_same_source(given: str, began: str) -> bool:
-    if not is_path(given) or not is_path(began):
-        return is_path(given) == is_path(began) and hidden_digits(given) == hidden_digits(began)
-    if given == began or not Path(began).is_file():
-        return True
-    return Path(given).is_file() and filecmp.cmp(given, began, shallow=False)
-
-
-def is_path(source: str) -> bool:
-    """Rather than one of the words for questions that are made."""
-    return source != INVENTED and hidden_digits(source) is None
-
-
-def digits_taught(questions: str) -> int | None:
-    """Of the numbers that are hidden in any of the questions."""
-    found = (hidden_digits(source) for source in question_sources(questions))
-    return next((digits for digits in found if digits is not None), None)
-
-
-def hidden_digits(questions: str) -> int | None:
-    """Of the numbers that are hidden; None where questions are others."""
-    name, _, digits = questions.partition(":")
-    if name != HIDDEN or not (digits or "1").isdecimal():
-        return None
-    if int(digits or HIDDEN_DIGITS) < 1:
-        raise UsageError(f"a hidden number has at least 1 digit, got {questions!r}")
-    return int(digits or HIDDEN_DIGITS)
 
 
 def _with_rule(model: LM, rule: str) -> LM:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssmax.data.qa import IGNORE
 from ssmax.data.stream import Prefetch
-from ssmax.errors import UsageError
+from ssmax.errors import MachineError, NonfiniteError, UsageError
 from ssmax.lm import LMConfig
 from ssmax.lm.model import is_of_the_rule
 from ssmax.records import JOURNAL, Provenance, read_journal
@@ -25,15 +25,12 @@ from ssmax.train.journal import EVENTS, Journal
 from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
 from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
 from ssmax.train.recorded import RecordedGradients
-from ssmax.train.run import MODEL, OpenRun
+from ssmax.train.run import OpenRun
+from ssmax.train.run_config import MODEL
 from ssmax.train.samples import Batch, Samples, micro_batches
 from ssmax.train.trainee import OwnModel, Trainee
 from ssmax.train.watch import Watch
 from ssmax.train.world import World
-
-
-class NonfiniteError(RuntimeError):
-    """A loss or gradient was not finite, and the run was told to stop then."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +146,7 @@ def train(
         try:
             return _all_phases(job, state, found)
         except OSError as error:
-            raise OSError(
+            raise MachineError(
                 f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
                 "go on with --resume"
             ) from error
@@ -305,7 +302,7 @@ class _Phase:
         worst = self.job.world.largest(2 if writer.has_failed else int(interrupts.asked))
         if worst == 2:
             writer.finish()
-            raise OSError("another rank could not write its checkpoint")
+            raise MachineError("another rank could not write its checkpoint")
         return (interrupts.name or "a signal to another rank") if worst == 1 else None
 
     def _flush(self) -> None:

@@ -10,8 +10,10 @@ from ssmax.errors import UsageError
 from ssmax.records import RUN_CONFIG, config_hash
 from ssmax.train.config import TrainConfig, flat
 from ssmax.train.loop import Outcome, train
-from ssmax.train.run import resumed_config, run_folder
+from ssmax.train.run import run_folder
+from ssmax.train.run_config import resumed_config
 from ssmax.train.samples import Batch
+from ssmax.train.text import check_text, check_vocabulary
 from ssmax.train.watch import flops_per_token
 from ssmax.train.world import World
 
@@ -47,13 +49,9 @@ def pretrain(
     if config.data.base or config.data.questions:
         raise UsageError("data.base and data.questions are fine-tuning's; leave them out")
     data = Path(config.data.folder)
-    if not config.data.folder or not data.is_dir():
-        raise UsageError(
-            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
-            "make them with ssmax data prepare"
-        )
+    check_text(config)
     samples, validation = text_windows(
-        data, config, check=lambda vocabulary: _check_vocabulary(vocabulary, config, data)
+        data, config, check=lambda vocabulary: check_vocabulary(vocabulary, config, data)
     )
     tokenizer = samples.stream.shards.vocabulary.name
     # Resolved, so that the run can go on from wherever it is asked to.
@@ -103,12 +101,3 @@ def text_windows(
         if held_out.num_tokens > length:
             validation = Windows(held_out, length=length, seed=seed)
     return samples, validation
-
-
-def _check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
-    if vocabulary.size > config.model.vocab_size:
-        raise UsageError(
-            f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "
-            f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
-            "prepare the text with another tokenizer"
-        )

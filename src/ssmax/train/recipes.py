@@ -7,10 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from ssmax.errors import UsageError
-from ssmax.lm import LMConfig
+from ssmax.lm.config import LMConfig
 from ssmax.train.config import (
     DataConfig,
     OptimConfig,
@@ -42,7 +40,7 @@ def configured(config: TrainConfig, name: str) -> TrainConfig:
     switch = dataclasses.replace(config.switch, rule="ssmax" if name == "f" else "")
     try:
         model = dataclasses.replace(config.model, rule=rule)
-    except ValueError:
+    except UsageError:
         raise UsageError(
             f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
         ) from None
@@ -130,7 +128,11 @@ DEFAULT_TEXT = {
 
 def refuse_cpu(recipe: str, device: str | None) -> None:
     """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
-    if recipe != "quick" and device is None and not torch.cuda.is_available():
+    if recipe == "quick" or device is not None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
         raise UsageError(
             f"the {recipe} preset is made for a GPU, and torch finds none here; take the quick "
             "preset, or --device cpu for the CPU all the same"

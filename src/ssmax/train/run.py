@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,15 +15,12 @@ from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.errors import UsageError
 from ssmax.lm import LM, LMConfig, load_lm, save_lm
+from ssmax.lm.checkpoint import lm_of_shapes
 from ssmax.records import JOURNAL, RUN_CONFIG, Provenance
-from ssmax.train import checkpoint
-from ssmax.train.config import MAY_CHANGE, TrainConfig
-from ssmax.train.parallel import whole
+from ssmax.train.config import TrainConfig
+from ssmax.train.run_config import MODEL, read_run_config
 from ssmax.train.watch import Watch, peak_flops
 from ssmax.train.world import World, alone
-
-MODEL = "model"
-Kind = TypeVar("Kind", bound=TrainConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +52,8 @@ def run_folder(
         def claim() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(folder))
+            from ssmax.train import checkpoint
+
             if (folder / RUN_CONFIG).exists() and not resume:
                 raise UsageError(
                     f"{folder} holds a run already; go on with --resume, or give another name"
@@ -98,60 +97,17 @@ def _write_config(folder: Path, config: TrainConfig, world: World) -> None:
     write_whole(folder / RUN_CONFIG, json.dumps(values, indent=2) + "\n")
 
 
-def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
-    """The configuration that a run was started with."""
-    path = folder / RUN_CONFIG
-    if not path.is_file():
-        raise UsageError(f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax pretrain makes one")
-    try:
-        values = json.loads(path.read_text())
-        if not isinstance(values, dict) or not values:
-            raise UsageError("it describes none")
-        if "model_type" in values:
-            raise UsageError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
-        if "format" in values:
-            raise UsageError("it is a model's; give the folder of the run that holds it")
-        values.pop("provenance", None)
-        return kind.from_dict(values)
-    except (json.JSONDecodeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{path} is not the configuration of a run: {error}") from None
-
-
-def resumed_config(
-    folder: Path, changes: Mapping[str, Any], kind: type[Kind] = TrainConfig
-) -> Kind:
-    """A run's configuration with what may change when it goes on."""
-    if not (folder / RUN_CONFIG).is_file():
-        raise UsageError(
-            f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to go on "
-            "with; leave --resume out to begin one"
-        )
-    config = read_run_config(folder, kind)
-    changed = config.replaced(changes)
-    for key in changes:
-        room, name = key.split(".", 1)
-        is_other = getattr(getattr(config, room), name) != getattr(getattr(changed, room), name)
-        if is_other and key not in MAY_CHANGE:
-            raise UsageError(
-                f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
-            )
-    if changed.run.steps != config.run.steps and config.is_bound_to_steps:
-        raise UsageError(
-            "run.steps cannot change in a run whose schedule or switch is a share of them"
-        )
-    return changed
-
-
 def write_model(model: LM, folder: Path, world: World) -> None:
     """Gather the weights and write them as `folder/model`, all or nothing; every rank has to come.
 
     The tokenizer goes with them.
     """
+    from ssmax.train.parallel import whole
+
     weights = {name: whole(tensor).cpu() for name, tensor in model.state_dict().items()}
     if not world.is_first:
         return
-    with torch.device("meta"):
-        plain = LM(model.config)
+    plain = lm_of_shapes(model.config)
     plain.load_state_dict(weights, assign=True)
     with model_folder(folder) as writing:
         save_lm(plain, writing)
@@ -167,23 +123,14 @@ def model_folder(folder: Path) -> Iterator[Path]:
     hidden.rename(final)
 
 
-def with_name(folder: Path) -> Path:
-    """By a path that ends in the folder's name, also where it is "." or ".."; a link keeps its."""
-    return folder.resolve() if folder.name in ("", "..") else folder
-
-
-def text_of_run(config: TrainConfig) -> Path:
-    """The prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
-    if config.data.base:
-        return text_of_run(read_run_config(Path(config.data.base)))
-    return Path(config.data.folder)
-
-
 def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:
     """The model of a run: what it was finished with, or else that of its newest checkpoint."""
     config = read_run_config(folder)
     if (folder / MODEL).is_dir():
         return load_lm(folder / MODEL, device=device)
+    # Only here: torch.distributed's checkpoints take a second to import.
+    from ssmax.train import checkpoint
+
     notes: list[str] = []
     found = checkpoint.newest_checkpoint(folder, notes.append)
     if found is None:

@@ -5,12 +5,13 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ssmax._extras import require
-from ssmax.lm import LMConfig
+from ssmax.lm.config import LMConfig
+
+if TYPE_CHECKING:
+    import torch
 
 PEAK_TFLOPS = {
     "H200": 989.0,
@@ -34,10 +35,12 @@ def flops_per_token(config: LMConfig) -> float:
     return 6.0 * weights + 12.0 * config.num_layers * heads * visible
 
 
-def peak_flops(device: torch.device) -> float | None:
+def peak_flops(device: "torch.device") -> float | None:
     """What the device could do at most, where it is known."""
     if device.type != "cuda":
         return None
+    import torch
+
     name = torch.cuda.get_device_name(device)
     for part, tflops in PEAK_TFLOPS.items():
         if part in name:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ssmax.errors import UsageError
+from ssmax.train.device import device_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,16 +110,3 @@ def _gloo_group() -> dist.ProcessGroup:
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def device_of(device: str | None) -> torch.device:
-    """cpu or this rank's GPU by name; None: what there is."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UsageError(f"device must be cpu or cuda, got {device!r}")
-    if device == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UsageError("device is cuda, but torch finds no GPU here; give cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

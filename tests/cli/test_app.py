@@ -242,6 +242,20 @@ def test_bad_usage_is_one_line_and_exit_code_2(prepared, monkeypatch, capsys, ty
     assert sorted(path.name for path in prepared.iterdir()) == before, "it left something behind"
 
 
+@pytest.mark.parametrize("verb", ["pretrain --data {data}", "finetune tiny-b"])
+@pytest.mark.parametrize("name", ["../x", "../../x", "a/b", "/tmp/x", "", ".", "..", "a\\b", "x/"])
+def test_the_name_of_a_run_stays_in_the_folder_of_runs(
+    prepared, tmp_path, monkeypatch, capsys, verb, name
+):
+    (tmp_path / "here" / "now").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "now")
+    typed = verb.format(data=prepared / "tokens").split()
+    assert app.run([*typed, *SHORT, "--name", name]) == 2
+    told = capsys.readouterr().err
+    assert "the name of a run must be" in told and repr(name) in told and told.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "now"]
+
+
 def test_a_shard_with_a_flipped_bit_is_named(prepared, tmp_path, monkeypatch, capsys):
     import shutil
 

@@ -27,7 +27,7 @@ from ssmax.train import (
 )
 from ssmax.train.config import TrainConfig, read_config_file, read_overrides
 from ssmax.train.recipes import refuse_cpu
-from ssmax.train.run import resumed_config, with_name
+from ssmax.train.run import named_folder, resumed_config, with_name
 from ssmax.train.world import device_of
 
 
@@ -47,7 +47,7 @@ def pretrain_shown(
     configuration = "b" if config is None else config
     if recipe not in PRETRAINING:
         raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
-    folder = runs / (name or f"{recipe}-{configuration}")
+    folder = named_folder(runs, f"{recipe}-{configuration}" if name is None else name)
     if data is not None:
         changes = {**changes, "data.folder": str(data)}
     if resume:
@@ -96,10 +96,10 @@ def finetune_shown(
         changes = {**changes, "model.only_ssmax": True}
     base = with_name(base)
     suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    folder = named_folder(runs or beside, base.name + suffix if name is None else name)
     if is_shipped(base):
         text_of_shipped(base)
-    beside = Path("runs") if hf or is_shipped(base) else base.parent
-    folder = (runs or beside) / (name or base.name + suffix)
     with joined_world(device) as world:
         if hf:
             outcome = finetune_converted(

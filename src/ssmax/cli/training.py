@@ -143,6 +143,12 @@ def generate_shown(
     check_run(folder)
     here = device_of(device)
     tokenizer = load_run_tokenizer(folder)
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if not tokens:
+            raise UsageError(
+                f"a prompt must hold at least one token, got {prompt!r}; give a text to continue"
+            )
     model = load_run_model(folder, device=here).eval()
     if theta is not None:
         model.theta = theta
@@ -150,7 +156,7 @@ def generate_shown(
     speech = Speech(tokenizer.decode, ()) if len(prompts) == 1 else None
     unsaid = prompts[0]
     for step in model.stream(
-        [tokenizer.encode(prompt) for prompt in prompts],
+        encoded,
         max_new_tokens,
         temperature=temperature,
         top_k=top_k,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ssmax._extras import require
+from ssmax._files import make_folder
 from ssmax.errors import UsageError
 from ssmax.lm.config import LMConfig
 from ssmax.lm.model import LM
@@ -21,7 +22,7 @@ def save_lm(model: LM, folder: str | Path) -> None:
     """Write weights and configuration; the folder is made."""
     safetensors = require("safetensors.torch", extra="lm", purpose="saving a model")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     from safetensors import SafetensorError
 

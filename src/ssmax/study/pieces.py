@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ssmax._files import whole_file, write_whole
+from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import UsageError
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
 from ssmax.report.findings import (
@@ -86,6 +86,7 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
 
     Nothing is put there where one of them does not fit.
     """
+    check_folder(folder)
     if (folder / RUNS).is_dir():
         raise UsageError(
             f"{folder} holds a study that was made there, which would be hidden behind its pieces; "
@@ -113,7 +114,7 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
         pieces[name] = archive
     if values is None:
         return []
-    (folder / PIECES).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / PIECES)
     for name, archive in pieces.items():
         there = folder / PIECES / f"{name}{ARCHIVE}"
         if not (there.exists() and there.samefile(archive)):

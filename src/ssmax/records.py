@@ -200,7 +200,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
             values = json.loads(line)
             values["provenance"] = Provenance(**values["provenance"])
             records.append(kind(**values))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records
 
@@ -217,7 +217,7 @@ def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
             values = json.loads(line)
             if kind in (None, values["kind"]):
                 lines.append(values)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is no line of a journal: {error}") from None
     return lines
 

@@ -196,6 +196,20 @@ BAD = [
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),
     ("gather study nowhere.tar.xz", "there is no file nowhere.tar.xz"),
+    ("data prepare texts afile --tokenizer bytes", "afile must be a folder, but afile is a file"),
+    ("data prepare texts afile/x --tokenizer bytes", "afile/x must be a folder, but afile is a"),
+    ("pretrain --data tokens --runs afile", "afile/quick-b must be a folder, but afile is a file"),
+    ("pretrain --data tokens --runs . --name afile", "afile must be a folder, but afile is a file"),
+    ("export tiny-b afile/x --to hf --check-tokens 50", "but"),
+    ("export tiny-b out --to hf --text nowhere", "nowhere cannot be read: No such file"),
+    ("export tiny-b out --to hf --text texts", "texts cannot be read: Is a directory"),
+    ("export tiny-b out --to hf --text afile", "at least 2 tokens to compare on, afile holds 0"),
+    ("gather afile study.tar.xz", "afile must be a folder, but afile is a file"),
+    ("gather afile/x study.tar.xz", "afile/x must be a folder, but afile is a file"),
+    ("reproduce --out afile", "afile must be a folder, but afile is a file"),
+    ("reproduce --out afile/x", "afile/x must be a folder, but afile is a file"),
+    ("reproduce --records afile/x.tar.xz", "afile must be a folder, but afile is a file"),
+    ("evaluate needle tiny-b --data small --results afile", "afile must be a folder, but afile is"),
     ("reproduce --configs a,g", "there is no configuration 'g'; known: a, b, c"),
     ("reproduce --only figure9", "--only takes figure1 to figure8"),
     ("reproduce --seeds 0", "seeds must be at least 1, got 0"),
@@ -227,6 +241,9 @@ def prepared(tmp_path_factory):
     here = os.getcwd()
     os.chdir(folder)
     assert app.run(["data", "prepare", "texts", tokens, "--tokenizer", "bytes"]) == 0
+    assert app.run(["data", "prepare", "texts", "small", "--tokenizer", "small"]) == 0
+    (folder / "afile").touch()
+    (folder / "study.tar.xz").touch()
     os.chdir(here)
     return folder
 
@@ -238,8 +255,22 @@ def test_bad_usage_is_one_line_and_exit_code_2(prepared, monkeypatch, capsys, ty
     assert app.run(typed.split()) == 2
     err = capsys.readouterr().err
     assert message in err
-    assert err.startswith("ssmax: ") and err.count("\n") == 1
+    assert err.startswith("ssmax: ") and err.count("\n") == 1 and "Errno" not in err
     assert sorted(path.name for path in prepared.iterdir()) == before, "it left something behind"
+
+
+@pytest.mark.parametrize("verb", ["pretrain --data {data}", "finetune tiny-b"])
+@pytest.mark.parametrize("name", ["../x", "../../x", "a/b", "/tmp/x", "", ".", "..", "a\\b", "x/"])
+def test_the_name_of_a_run_stays_in_the_folder_of_runs(
+    prepared, tmp_path, monkeypatch, capsys, verb, name
+):
+    (tmp_path / "here" / "now").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "now")
+    typed = verb.format(data=prepared / "tokens").split()
+    assert app.run([*typed, *SHORT, "--name", name]) == 2
+    told = capsys.readouterr().err
+    assert "the name of a run must be" in told and repr(name) in told and told.count("\n") == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "now"]
 
 
 def test_a_shard_with_a_flipped_bit_is_named(prepared, tmp_path, monkeypatch, capsys):
@@ -280,6 +311,31 @@ def test_a_prompt_that_cannot_be_continued_is_not_shown(capsys):
     assert app.run(["generate", "tiny-b", "hello", "--temperature", "-1"]) == 2
     told = capsys.readouterr()
     assert told.out == "" and "temperature must be at least 0" in told.err
+
+
+@pytest.mark.parametrize("prompts", [[""], ["hello", ""]])
+def test_an_empty_prompt_is_refused_as_text(capsys, prompts):
+    assert app.run(["generate", "tiny-b", *prompts]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert "a prompt must hold at least one token, got ''" in told.err and "shape" not in told.err
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that nobody may write")
+@pytest.mark.parametrize("typed", [
+    "data prepare texts /proc --tokenizer bytes",
+    "data prepare texts /proc/x --tokenizer bytes",
+    "pretrain --data tokens --runs /proc/x",
+    "export tiny-b /proc/x --to hf --check-tokens 50",
+    "evaluate needle tiny-b --data small --results /proc/x",
+    "reproduce --out /proc/x",
+])  # fmt: skip
+def test_a_folder_that_cannot_be_written_is_one_line(prepared, monkeypatch, capsys, typed):
+    monkeypatch.chdir(prepared)
+    assert app.run(typed.split()) == 2
+    err = capsys.readouterr().err
+    assert "cannot be written to: " in err and "give another folder" in err
+    assert err.startswith("ssmax: ") and err.count("\n") == 1 and "Errno" not in err
 
 
 def test_a_disk_that_takes_no_more_is_one_line(prepared, tmp_path):

@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 
 import peft
 import pytest
@@ -40,6 +43,35 @@ def test_a_run_is_exported_with_progress_and_checked_on_real_text(run, tmp_path,
     assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
     assert app.run(arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err
+
+
+STOPPED = """
+import signal, sys, time
+from ssmax.cli import app
+from ssmax.serve import checking
+
+def compare(*_):
+    print("is written", flush=True)
+    time.sleep(600)
+
+# Whoever runs the tests may ignore it, as nohup does.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+checking.compare = compare
+sys.exit(app.run("export tiny-b y --to hf --check-tokens 50".split()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_stopped_leaves_nothing(tmp_path, number):
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line == "is written\n" for line in process.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == [".y.partial"]
+        process.send_signal(number)
+    assert process.returncode == (128 + number)
+    assert not list(tmp_path.iterdir())
 
 
 def test_json_is_one_object(run, tmp_path, capsys):

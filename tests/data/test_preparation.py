@@ -22,6 +22,7 @@ from ssmax.data.shards import ShardSet, read_header
 from ssmax.data.tasks import Task
 from ssmax.data.tokenizer import load_tokenizer
 from ssmax.data.workers import run_all
+from ssmax.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -348,7 +349,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_what_was_finished(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(OSError, match="file/out cannot be written"):
+    with pytest.raises(UsageError, match="file/out must be a folder, but .*file is a file"):
         run("embedded", tmp_path / "file" / "out")
 
 
@@ -436,6 +437,20 @@ def test_a_source_without_documents_is_refused_and_says_why(tmp_path):
     with pytest.raises(ValueError, match="holds no documents: all 1 were skipped"):
         run(tmp_path / "texts", tmp_path / "out")
     assert "empty" in (tmp_path / "out" / "skipped.jsonl").read_text()
+    # What is mended may be prepared into the same folder.
+    (tmp_path / "texts" / "a.txt").write_text("bottles of beer")
+    assert run(tmp_path / "texts", tmp_path / "out").num_documents == 1
+
+
+def test_a_folder_that_held_something_keeps_it_where_a_preparation_is_refused(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("bottles of beer")
+    run(tmp_path / "texts", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "texts" / "a.txt").write_text(" ")
+    with pytest.raises(UsageError, match="holds another preparation"):
+        run(tmp_path / "texts", tmp_path / "out")
+    assert contents(tmp_path / "out") == before
 
 
 def test_a_text_without_tokens_is_skipped(tmp_path):

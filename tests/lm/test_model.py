@@ -419,7 +419,7 @@ BAD = {
     "float tokens": (lambda: make()(torch.rand(2, 3)), "tokens must be integers"),
     "flat tokens": (lambda: make()(torch.tensor([1, 2])), r"\(batch, tokens\)"),
     "no prompts": (lambda: make().generate([], 3), "at least one prompt"),
-    "an empty prompt": (lambda: make().generate([[1], []], 3), "prompt 1 has shape"),
+    "an empty prompt": (lambda: make().generate([[1], []], 3), "prompt 1 is empty"),
     "a token too large": (lambda: make().generate([[61]], 3), "Is it another tokenizer's"),
     "a token that is no number of one": (lambda: make().generate([[1.7]], 3), "tokens must be integers; prompt 0"),
     "temperature": (lambda: make().generate([[1]], 3, temperature=-1.0), "temperature must be"),

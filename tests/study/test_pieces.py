@@ -1,6 +1,7 @@
 """A study made in pieces: stopped by the clock, resumed, packed without weights, gathered."""
 
 import dataclasses
+import io
 import json
 import math
 import random
@@ -433,3 +434,49 @@ def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path
         with pytest.raises(ValueError, match=message):
             report(folder)
         (folder / name).write_text(before)
+
+
+def archive_of(path, content):
+    with tarfile.open(path, "w:xz") as packed:
+        entry = tarfile.TarInfo("study.json")
+        entry.size = len(content)
+        packed.addfile(entry, io.BytesIO(content))
+    return path
+
+
+CRAFTED = {
+    "a number as a piece": lambda study: {"piece": 5},
+    "a path as a piece": lambda study: {"piece": "../x"},
+    "jobs that are no list": lambda study: {"jobs": 5},
+    "commands that are no texts": lambda study: {"commands": [{}]},
+    "texts that are no names": lambda study: {"texts": [1]},
+    "a number as a study": lambda study: {"study": 5},
+    "a study without settings": lambda study: {"study": {**study, "finetuning": 5}},
+    "a study with unknown settings": lambda study: {"study": {**study, "finetuning": {"x": {}}}},
+    "no finetuning": lambda study: {"study": {**study, "finetuning": None}},
+    "nested": lambda study: b"[" * 100_000,
+    "not UTF-8": lambda study: b"\xff\xfe{}",
+    "a number": lambda study: b"5",
+    "a list": lambda study: b"[]",
+    "null": lambda study: b"null",
+    "nothing": lambda study: b"",
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_piece_is_one_line_that_names_it(name, tmp_path, capsys):
+    values = {"study": json.loads(json.dumps(dataclasses.asdict(gpu()))), "jobs": []}
+    good = archive_of(tmp_path / "good.tar.xz", json.dumps(values).encode())
+    content = CRAFTED[name](values["study"])
+    if isinstance(content, dict):
+        content = json.dumps({**values, **content}).encode()
+    bad = archive_of(tmp_path / "bad.tar.xz", content)
+    assert app.run(["gather", str(tmp_path / "study"), str(good)]) == 0
+    before = (tmp_path / "study" / "study.json").read_bytes()
+    for folder in ("study", "new"):
+        assert app.run(["gather", str(tmp_path / folder), str(bad)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"ssmax: {bad}: ") and told.count("\n") == 1
+        assert "study.json" in told or "piece" in told
+    assert (tmp_path / "study" / "study.json").read_bytes() == before
+    assert not (tmp_path / "new").exists()

@@ -284,7 +284,7 @@ def test_workers_go_when_the_conductor_is_killed(conducted):
 
 def test_a_folder_of_something_else_is_refused(tiny, tmp_path):
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match=r"letter\.txt is a file, not the folder of a study"):
+    with pytest.raises(ValueError, match=r"letter\.txt is a file"):
         reproduce(tiny, tmp_path / "letter.txt", dry_run=True)
     with pytest.raises(ValueError, match="holds something that is no study"):
         reproduce(tiny, tmp_path)

@@ -81,6 +81,14 @@ def test_an_interval_over_five_holds_the_truth_as_often_as_it_says():
     assert found[0].basis == "5 stretches, one seed"
 
 
+@pytest.mark.parametrize(("seeds", "t"), [(3, 4.303), (31, 2.042), (32, 2.040), (200, 1.972)])
+def test_an_interval_over_seeds_is_students_however_many_there_are(seeds, t):
+    values = np.arange(float(seeds))
+    interval = over_seeds(values, np.zeros(seeds))
+    half = (interval.high - interval.low) / 2
+    assert half / (values.std(ddof=1) / seeds**0.5) == pytest.approx(t)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

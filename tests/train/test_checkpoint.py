@@ -19,6 +19,7 @@ from ssmax.train.checkpoint import (
     training_tensors,
 )
 from ssmax.train.interrupt import Interrupts
+from ssmax.train.journal import JournalMark
 from ssmax.train.run import load_run_model
 from ssmax.train.world import alone
 
@@ -27,7 +28,7 @@ CPU = alone(torch.device("cpu"))
 
 def state(step):
     return TrainState(
-        step=step, rule="ssmax", journal_bytes=0, skipped=0, data_fingerprint="samples"
+        step=step, rule="ssmax", journal=JournalMark(), skipped=0, data_fingerprint="samples"
     )
 
 

@@ -12,13 +12,13 @@ import torch
 from ssmax.data import prepare
 from ssmax.data.qa import IGNORE
 from ssmax.data.tokenizer import load_tokenizer
-from ssmax.errors import NonfiniteError
+from ssmax.errors import NonfiniteError, UsageError
 from ssmax.lm import LM, load_lm
 from ssmax.records import read_journal
 from ssmax.train import load_run_model, pretrain
 from ssmax.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
 from ssmax.train.interrupt import heeded_interrupts
-from ssmax.train.journal import Journal
+from ssmax.train.journal import Journal, JournalMark
 from ssmax.train.loop import accumulate_gradients
 from ssmax.train.optimizer import learning_rate, make_optimizer
 from ssmax.train.parallel import Loss, clip_gradients
@@ -466,7 +466,28 @@ def test_flops_are_six_for_every_weight_in_a_product(small):
 def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path):
     (tmp_path / "journal.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="holds 3 bytes, the checkpoint was written after 10"):
-        Journal(tmp_path / "journal.jsonl", keep_bytes=10)
+        Journal(tmp_path / "journal.jsonl", mark=JournalMark(bytes=10))
+
+
+@pytest.mark.parametrize(("old", "new", "fault"), [
+    (b'"lr": 0', b'"lr": 1', "its checksum differs"),
+    (b'"loss"', b'"loss#', "line 1 cannot be read"),
+])  # fmt: skip
+def test_a_journal_that_was_changed_is_refused(small, tmp_path, old, new, fault):
+    run, other = tmp_path / "run", tmp_path / "other"
+    pretrain(small("a", run__steps=4), run, world=CPU)
+    path = run / "journal.jsonl"
+    whole = path.read_bytes()
+    assert old in whole
+    path.write_bytes(whole.replace(old, new, 1))
+    longer = resumed_config(run, {"run.steps": 6})
+    with pytest.raises(UsageError, match=rf"journal.jsonl was changed .*{fault}"):
+        pretrain(longer, run, world=CPU, resume=True)
+    with pytest.raises(UsageError, match="journal.jsonl was changed"):
+        branch(run, 4, other)
+    assert not other.exists()
+    path.write_bytes(whole)
+    assert pretrain(longer, run, world=CPU, resume=True).step == 6
 
 
 def test_a_line_cut_short_is_not_written_on(tmp_path):

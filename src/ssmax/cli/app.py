@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -98,6 +99,8 @@ def _usage(error: Any) -> int:
 
 
 def _fail(text: str, code: int) -> int:
+    # Numbers of errors mean nothing to a reader; the words behind them stay.
+    text = re.sub(r"\[Errno \d+\] ", "", text)
     rank = os.environ.get("RANK", "0")
     print(f"ssmax{'' if rank == '0' else f' (rank {rank})'}: {text}", file=sys.stderr)
     return code

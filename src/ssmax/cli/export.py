@@ -163,11 +163,12 @@ def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
             source.model.config.vocab_size, (length,), generator=generator
         ).tolist()
     if text is not None:
-        try:
-            words = text.read_text()
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{text} is not text in UTF-8: {error}") from None
-        tokens = source.encode(words[: length * _CHARACTERS_PER_TOKEN])
+        tokens = source.encode(_read(text)[: length * _CHARACTERS_PER_TOKEN])
+        if len(tokens) < 2:
+            raise UsageError(
+                f"--text must hold at least 2 tokens to compare on, {text} holds {len(tokens)}; "
+                "give a longer one"
+            )
     else:
         from ssmax.data.embedded import embedded_documents
 
@@ -179,6 +180,14 @@ def _prompt(source: Source, text: Path | None, length: int) -> list[int]:
     if len(tokens) < length:
         print(f"the text ends after {len(tokens):,} tokens", file=sys.stderr)
     return tokens[:length]
+
+
+def _read(text: Path) -> str:
+    try:
+        return text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"--text must be a file of text, {text} cannot be read: {why}") from None
 
 
 def _told(done: "Exported", *, is_text: bool) -> str:

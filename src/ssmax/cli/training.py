@@ -23,7 +23,7 @@ from ssmax.train.converted_config import (
 from ssmax.train.device import check_device, device_of
 from ssmax.train.questions import check_files
 from ssmax.train.recipes import PRETRAINING, configured, refuse_cpu
-from ssmax.train.run_config import read_run_config, resumed_config, with_name
+from ssmax.train.run_config import named_folder, read_run_config, resumed_config, with_name
 from ssmax.train.text import check_text
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def pretrain_shown(
     if recipe not in PRETRAINING:
         raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
     check_device(device)
-    folder = runs / (name or f"{recipe}-{configuration}")
+    folder = named_folder(runs, f"{recipe}-{configuration}" if name is None else name)
     if data is not None:
         changes = {**changes, "data.folder": str(data)}
     if resume:
@@ -111,10 +111,10 @@ def finetune_shown(
         raise UsageError(f"--config must be e or one of {', '.join(RULES)}, got {config!r}")
     base = with_name(base)
     suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    folder = named_folder(runs or beside, base.name + suffix if name is None else name)
     if is_shipped(base):
         text_of_shipped(base)
-    beside = Path("runs") if hf or is_shipped(base) else base.parent
-    folder = (runs or beside) / (name or base.name + suffix)
     from ssmax.train import finetune, finetune_converted, joined_world
 
     with joined_world(device) as world:
@@ -175,6 +175,12 @@ def generate_shown(
     from ssmax.train import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if not tokens:
+            raise UsageError(
+                f"a prompt must hold at least one token, got {prompt!r}; give a text to continue"
+            )
     model = load_run_model(folder, device=here).eval()
     if theta is not None:
         model.theta = theta
@@ -182,7 +188,7 @@ def generate_shown(
     speech = Speech(tokenizer.decode, ()) if len(prompts) == 1 else None
     unsaid = prompts[0]
     for step in model.stream(
-        [tokenizer.encode(prompt) for prompt in prompts],
+        encoded,
         max_new_tokens,
         temperature=temperature,
         top_k=top_k,

@@ -9,13 +9,14 @@ import contextlib
 import dataclasses
 import functools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssmax._files import locked, write_whole
+from ssmax._files import locked, make_folder, write_whole
 from ssmax.data.documents import Part
 from ssmax.data.shards import INDEX, SUFFIX, write_index
 from ssmax.data.sources import EMBEDDED, HUB, open_source
@@ -115,7 +116,7 @@ def prepare(
         "task_bytes": TASK_BYTES,
     }
     wanted = int(validation_fraction * NUM_KEYS)
-    with _locked(out):
+    with _locked(out), _unclaimed_by_bad_input(out):
         settings = _claim(out, settings)
         tasks = group(parts, vocabulary, settings, max_bytes=TASK_BYTES)
         if loaded.definition is not None:
@@ -330,10 +331,30 @@ def _place(source: str) -> tuple[str, str | Path]:
 
 
 @contextlib.contextmanager
+def _unclaimed_by_bad_input(out: Path) -> Iterator[None]:
+    """Remove a preparation that was begun within and refused, so that a corrected one may begin.
+
+    One that was there before stays, with what is finished of it.
+    """
+    names = (PREPARATION, FILE, RECORDS, TRAIN, VALIDATION)
+    is_new = not any((out / name).exists() for name in names)
+    try:
+        yield
+    except UsageError:
+        if is_new:
+            for path in (out / name for name in names):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Keep other processes out of the folder, which is made."""
     with contextlib.ExitStack() as stack:
         with writing(out):
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
             stack.enter_context(locked(out))
         yield

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssmax._files import in_turn, write_whole
+from ssmax._files import in_turn, make_folder, write_whole
 from ssmax.data.haystack import (
     DIGITS,
     Haystack,
@@ -149,7 +149,7 @@ def _finished(
 
 
 def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with in_turn(out.parent), out.open("a") as file:
         file.write("".join(to_json_line(trial) for trial in trials))
         file.flush()

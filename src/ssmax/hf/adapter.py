@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
+from ssmax._files import make_folder
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
     KEY,
@@ -46,7 +47,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     values = dataclasses.asdict(record) | _about(model, record)
     # Every rank of a sharded model is here and writes the same: none into another's file.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:

@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ssmax._extras import require
+from ssmax._files import make_folder
 from ssmax.errors import MachineError, UsageError
 from ssmax.lm.config import CONFIG, FORMAT, LMConfig
 from ssmax.lm.model import LM
@@ -21,7 +22,7 @@ def save_lm(model: LM, folder: str | Path) -> None:
     """Write weights and configuration; the folder is made."""
     safetensors = require("safetensors.torch", extra="lm", purpose="saving a model")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
     from safetensors import SafetensorError
 

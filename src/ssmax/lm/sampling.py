@@ -59,9 +59,9 @@ def left_padded(
         raise UsageError("prompts must hold at least one prompt, got none")
     for number, row in enumerate(rows):
         if row.dim() != 1 or row.numel() == 0:
+            came = f"has shape {tuple(row.shape)}" if row.numel() else "is empty"
             raise UsageError(
-                f"every prompt must be a list of at least one token; prompt {number} has shape "
-                f"{tuple(row.shape)}"
+                f"every prompt must be a list of at least one token; prompt {number} {came}"
             )
         if row.is_floating_point() or row.dtype == torch.bool:
             raise UsageError(f"tokens must be integers; prompt {number} holds {row.dtype}")

@@ -44,6 +44,8 @@ MADE_BY = {
 }
 """The kind of job that writes a file of records."""
 PROBE = "probe"
+_KINDS = {"piece": str, "jobs": list, "commands": list, "texts": dict}
+"""What else a study's file may hold, and its types."""
 
 
 class Replica(NamedTuple):
@@ -175,14 +177,34 @@ def read_study_file(folder: Path) -> dict[str, Any]:
             f"{folder} is no study: it holds no {STUDY}; make one with ssmax reproduce"
         )
     try:
-        values = dict(json.loads(path.read_text()))
-        study = dict(values["study"])
+        values = json.loads(path.read_text())
+        study = values["study"]
+        if not isinstance(study, dict):
+            raise TypeError(f"study must be dict, got {study!r:.40}")
         # What no report can do without.
         itemgetter("preset", "theta_factor", "needle_lengths")(study)
         itemgetter("train_length", "theta")(study["pretraining"]["model"])
+        for name, kind in _KINDS.items():
+            if not isinstance(values.get(name, kind()), kind):
+                raise TypeError(f"{name} must be {kind.__name__}, got {values[name]!r:.40}")
+        if not all(isinstance(command, str) for command in values.get("commands", [])):
+            raise TypeError("commands must be texts")
         return {**values, "study": study}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is not the record of a study: {error!r}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise no_study(path, error) from None
+
+
+def no_study(path: Path, error: Exception) -> UsageError:
+    """Say why a file is not the record of a study, without Python's words for it."""
+    if isinstance(error, RecursionError):
+        why = "it is nested too deeply"
+    elif isinstance(error, KeyError):
+        why = f"it lacks {error}"
+    else:
+        why = str(error)
+    return UsageError(
+        f"{path} is not the record of a study: {why}; bring back the one that ssmax reproduce wrote"
+    )
 
 
 @contextmanager
@@ -196,7 +218,11 @@ def unpacked(archive: Path) -> Iterator[Path]:
             # tarfile tells of every compression that it tried, a line each.
             words = str(error).partition(":\n")[0]
             raise UsageError(f"{archive} is no piece of a study: {words}") from None
-        yield Path(folder)
+        try:
+            yield Path(folder)
+        except UsageError as error:
+            # Who reads it has the archive, not the folder.
+            raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
 
 
 def _read_piece(findings: Findings, folder: Path, piece: str) -> None:

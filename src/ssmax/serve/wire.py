@@ -173,8 +173,14 @@ def first_fault(errors: Any) -> ApiError:
         name = str(error["loc"][-1])
         return ApiError(400, f"Unrecognized request argument supplied: {name}", param=name)
     of_field = [one for one in errors if len(one["loc"]) > 1 and str(one["loc"][1]) == field]
-    wanted = "; or ".join(dict.fromkeys(one["msg"] for one in of_field)) or error["msg"]
+    wanted = "; or ".join(dict.fromkeys(map(_wanted, of_field))) or _wanted(error)
     return ApiError(400, f"{field or 'the body'}: {wanted}", param=field)
+
+
+def _wanted(error: Any) -> str:
+    # Every least length here is 1.
+    is_empty = error["type"] in ("too_short", "string_too_short")
+    return "must not be empty" if is_empty else error["msg"]
 
 
 class CompletionShape:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssmax._files import in_turn, write_whole
+from ssmax._files import in_turn, make_folder, write_whole
 from ssmax.data.haystack import Needle, haystack_text, long_rows
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
@@ -163,7 +163,7 @@ class Measurement:
                     "other weights; give --results another folder, or the model's folder another "
                     "name"
                 )
-        self.results.mkdir(parents=True, exist_ok=True)
+        make_folder(self.results)
 
     def provenance(self, **options: Any) -> Provenance:
         """Where a number of this measurement comes from."""
@@ -296,7 +296,7 @@ class Measurement:
 
     def _write(self, name: str, records: Sequence[Any]) -> None:
         """Records take the place of those of the same measurement; others stay."""
-        self.results.mkdir(parents=True, exist_ok=True)
+        make_folder(self.results)
         path = self.results / name
         # Another process may measure another model into this folder.
         with in_turn(self.results):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ssmax._files import whole_file, write_whole
+from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.data.token_files import TOKENS
 from ssmax.errors import MachineError, UsageError
 from ssmax.records import JOURNAL, RUN_CONFIG, config_hash
@@ -25,6 +25,7 @@ from ssmax.report.findings import (
     RESULTS,
     RUNS,
     STUDY,
+    no_study,
     read_study_file,
     unpacked,
 )
@@ -87,12 +88,13 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
 
     Nothing is put there where one of them does not fit.
     """
+    check_folder(folder)
     if (folder / RUNS).is_dir():
         raise UsageError(
             f"{folder} holds a study that was made there, which would be hidden behind its pieces; "
             "gather into another folder, and bring that study in by its --records"
         )
-    values = _filled(read_study_file(folder)) if (folder / STUDY).exists() else None
+    values = _read(folder) if (folder / STUDY).exists() else None
     pieces = {
         path.name.removesuffix(ARCHIVE): path for path in (folder / PIECES).glob(f"*{ARCHIVE}")
     }
@@ -101,17 +103,20 @@ def gather(archives: Sequence[Path], folder: Path) -> list[str]:
         with unpacked(archive) as piece:
             if not (piece / STUDY).is_file():
                 raise UsageError(f"{archive} is no piece of a study: it holds no {STUDY}")
-            found = _filled(read_study_file(piece))
+            found = _read(piece)
         # A study that was made on one machine is its only piece.
         name = found["piece"] or archive.name.removesuffix(ARCHIVE)
-        check_piece(name)
+        try:
+            check_piece(name)
+        except UsageError as error:
+            raise UsageError(f"{archive}: {error}") from None
         values = found if values is None else _joined(values, found, archive)
         if name in pieces:
             _check_goes_on(pieces[name], archive, name)
         pieces[name] = archive
     if values is None:
         return []
-    (folder / PIECES).mkdir(parents=True, exist_ok=True)
+    make_folder(folder / PIECES)
     for name, archive in pieces.items():
         there = folder / PIECES / f"{name}{ARCHIVE}"
         if not (there.exists() and there.samefile(archive)):
@@ -148,7 +153,8 @@ def _check_goes_on(old: Path, new: Path, name: str) -> None:
 def _done(archive: Path) -> dict[str, list[bytes]]:
     """The jobs that are done, and what each left: how long it took, and what it measured."""
     with unpacked(archive) as piece:
-        found = {path.stem: [path.read_bytes()] for path in sorted((piece / DONE).glob("*.json"))}
+        done = (path for path in sorted((piece / DONE).glob("*.json")) if path.is_file())
+        found = {path.stem: [path.read_bytes()] for path in done}
         for path in sorted((piece / RESULTS).glob("*/*.jsonl")):
             job = f"{MADE_BY.get(path.name)}-{path.parent.name}"
             if job in found:
@@ -196,9 +202,16 @@ def _homes(folder: Path, archive: Path) -> list[str]:
     return [spelled for path in paths for spelled in (path, json.dumps(path)[1:-1])]
 
 
-def _filled(values: dict[str, Any]) -> dict[str, Any]:
+def _read(folder: Path) -> dict[str, Any]:
     """With what a study that is no piece, or was made before there were any, does not say."""
-    return {"piece": "", "commands": [], **values}
+    values = {"piece": "", "commands": [], "jobs": [], **read_study_file(folder)}
+    try:
+        # Both are done with it later, when other pieces are in place already.
+        identity(values["study"])
+        json.dumps(values, indent=2)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise no_study(folder / STUDY, error) from None
+    return values
 
 
 def _joined(there: dict[str, Any], piece: dict[str, Any], archive: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from ssmax._files import LOCK, locked, write_whole
+from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax.data.preparation import text_to_measure
 from ssmax.data.shards import ShardSet
 from ssmax.data.tasks import TRAIN
@@ -92,8 +92,10 @@ def reproduce(
         raise UsageError(f"workers must be at least 1, got {many}")
     if records is not None:
         check_archive(records)
+        check_folder(records.parent)
     if piece:
         check_piece(piece)
+    check_folder(folder)
     text = (data or folder / "data").resolve()
     origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
     _refuse_another(study, folder, origin)
@@ -119,7 +121,7 @@ def reproduce(
         return Reproduced(is_whole=not left, failed={})
     if left:
         refuse_cpu(study.pretraining.run.recipe, device)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     threads = max(1, cores() // many) if study.workers_per_core else 0
 
     def keep_records() -> None:
@@ -218,8 +220,6 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
 
 def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
     """A folder belongs to one study: its numbers may not come from two."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not the folder of a study; give another --out")
     if (folder / PIECES).is_dir():
         raise UsageError(
             f"{folder} holds gathered pieces, behind which new work would be hidden; give another "

@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.report.captions import EXACT
 
@@ -23,13 +24,6 @@ NEGLIGIBLE = 1e-3
 BOOTSTRAP_DRAWS = 10_000
 FEWEST_DRAWN_FROM = 30
 """Of fewer a bootstrap's interval is too narrow."""
-# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal's is near.
-_T = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
-_NORMAL = 1.960
 _MOST_AT_ONCE = 2**20
 
 
@@ -69,8 +63,10 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
 
 
 def _students(differences: np.ndarray, *, basis: str) -> Interval:
-    degrees = differences.size - 1
-    quantile = _T[degrees - 1] if degrees <= len(_T) else _NORMAL
+    # Imported here because it takes a second.
+    scipy_stats = require("scipy.stats", extra="lab", purpose="an interval of Student's t")
+    # Rounded as in printed tables, by which the records in results/ were judged.
+    quantile = round(scipy_stats.t.ppf(0.975, differences.size - 1), 3)
     half = float(quantile * differences.std(ddof=1) / np.sqrt(differences.size))
     mean = float(differences.mean())
     return Interval(effect=mean, low=mean - half, high=mean + half, basis=basis)

@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from ssmax._files import sync_folder, write_whole
 from ssmax.errors import UsageError
 from ssmax.records import JOURNAL
+from ssmax.train.journal import JournalMark, read_marked
 from ssmax.train.world import World
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
@@ -50,8 +51,8 @@ class TrainState:
     """Steps that are done."""
     rule: str
     """The rule of the model whose tensors these are."""
-    journal_bytes: int
-    """Length of the journal when these tensors were current."""
+    journal: JournalMark
+    """How far the journal was when these tensors were current."""
     skipped: int
     """Steps left out because of a loss or gradient that was not finite."""
     data_fingerprint: str
@@ -202,11 +203,11 @@ def branch(run: Path, step: int, folder: Path) -> bool:
     found, there = checkpoint_folder(run, step), checkpoint_folder(folder, step)
     if _fault(found) is not None:
         return False
+    lines = read_marked(run / JOURNAL, read_state(found).journal)
     # What is left of an attempt that was killed.
     shutil.rmtree(there, ignore_errors=True)
     shutil.copytree(found, there)
-    with (run / JOURNAL).open("rb") as journal:
-        (folder / JOURNAL).write_bytes(journal.read(read_state(found).journal_bytes))
+    (folder / JOURNAL).write_bytes(lines)
     return True
 
 
@@ -221,7 +222,8 @@ def drop_checkpoints(run: Path, *, keep_step: int | None = None) -> None:
 
 def read_state(folder: Path) -> TrainState:
     """The state of a checkpoint."""
-    return TrainState(**json.loads((folder / STATE).read_text()))
+    values = json.loads((folder / STATE).read_text())
+    return TrainState(**{**values, "journal": JournalMark(**values["journal"])})
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: World) -> None:

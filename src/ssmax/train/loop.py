@@ -21,7 +21,7 @@ from ssmax.train import checkpoint
 from ssmax.train.checkpoint import CheckpointWriter, TrainState
 from ssmax.train.config import RunConfig, TrainConfig
 from ssmax.train.interrupt import Interrupts, heeded_interrupts
-from ssmax.train.journal import EVENTS, Journal
+from ssmax.train.journal import EVENTS, Journal, JournalMark
 from ssmax.train.optimizer import learning_rate, set_learning_rate, start_state
 from ssmax.train.parallel import clip_gradients, gradients_kept_here, shard_again, whole
 from ssmax.train.recorded import RecordedGradients
@@ -109,7 +109,7 @@ def train(
 
     def open_journals() -> None:
         nonlocal journal, events
-        journal = Journal(folder / JOURNAL, keep_bytes=state.journal_bytes)
+        journal = Journal(folder / JOURNAL, mark=state.journal)
         events = Journal(folder / EVENTS)
 
     world.first_does(open_journals)
@@ -173,7 +173,7 @@ def _fresh_state(config: TrainConfig, samples: Samples) -> TrainState:
     return TrainState(
         step=0,
         rule=config.model.rule,
-        journal_bytes=0,
+        journal=JournalMark(),
         skipped=0,
         data_fingerprint=samples.fingerprint,
     )
@@ -401,8 +401,10 @@ class _Phase:
         """Write the run as it is now, unless it is there already."""
         job = self.job
         if job.writer.last_step != self.state.step:
-            length = job.world.first_does(lambda: job.journal.sync() if job.journal else 0)
-            state = dataclasses.replace(self.state, journal_bytes=length)
+            mark = job.world.first_does(
+                lambda: job.journal.sync() if job.journal else JournalMark()
+            )
+            state = dataclasses.replace(self.state, journal=mark)
             job.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
             _event(job, "checkpoint", step=self.state.step)
         if wait:

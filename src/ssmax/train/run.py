@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ssmax._files import locked, whole_file, write_whole
+from ssmax._files import locked, make_folder, whole_file, write_whole
 from ssmax.data.tokenizer import FILE as TOKENIZER
 from ssmax.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax.errors import UsageError
@@ -50,7 +50,7 @@ def run_folder(
     with ExitStack() as held:
 
         def claim() -> None:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             held.enter_context(locked(folder))
             from ssmax.train import checkpoint
 

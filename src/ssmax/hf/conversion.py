@@ -22,14 +22,15 @@ from ssmax.hf.hook import (
     scale_of,
 )
 from ssmax.hf.own_scales import own_scale
+from ssmax.hf.written_config import KEY
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.scale import check_length
 
 Init = Literal["identity", "paper", "anneal", "clamp"]
 INITS: tuple[str, ...] = get_args(Init)
 LAYERS, ATTENTIONS = ("full", "all"), ("self", "all")
-KEY, RECORD = "ssmax", "_ssmax_conversion"
-"""Where a model's config, and the model itself, say how it was converted."""
+RECORD = "_ssmax_conversion"
+"""Where a model says how it was converted."""
 # What torch.compile and activation checkpointing put into the names of single layers.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 # Towers that look at pictures or listen: not the text whose length grows.

@@ -46,7 +46,7 @@ def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:
 def load(source: str | Path) -> Any:
     """A model from a folder or the Hub, a converted one with its s.
 
-    Transformers' own AutoModel has no place for s, and would give softmax.
+    Transformers' own AutoModel has no place for s, and refuses a converted one.
     """
     return load_causal(source)
 

@@ -41,7 +41,7 @@ LEFT_OUT = {
     "pip install": "needs a network; make release-check installs what is released",
     "python tests/hf/families.py": "minutes; tests/hf/test_families.py looks at every family",
     "srun": "needs SLURM",
-    "vllm serve": "needs vLLM, which the page says was not run",
+    "vllm serve": "needs vLLM, which the page says the tests do not run",
 }
 """How a command begins that is not given, and why. There are no others."""
 

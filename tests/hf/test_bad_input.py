@@ -93,9 +93,9 @@ def deeper():
 
 
 def plainly_loaded(model, folder):
-    """A converted checkpoint, as Transformers alone reads it."""
+    """A converted checkpoint, as Transformers alone reads it where somebody names the class."""
     ssmax.hf.convert(model).save_pretrained(folder)
-    return tf.AutoModelForCausalLM.from_pretrained(folder)
+    return tf.LlamaForCausalLM.from_pretrained(folder)
 
 
 def picture_model():

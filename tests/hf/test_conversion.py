@@ -563,7 +563,9 @@ def test_threads_that_convert_at_once_install_one_hook(monkeypatch):
 
     # Undone at the end, with what is installed here.
     monkeypatch.setattr(AttentionInterface, "get_interface", None)
-    monkeypatch.setattr(hook, "_install", functools.cache(hook._install.__wrapped__))
+    monkeypatch.setattr(
+        hook, "_install_attention", functools.cache(hook._install_attention.__wrapped__)
+    )
     monkeypatch.setattr(builtins, "__import__", slow_import)
     threads = [threading.Thread(target=hook.install) for _ in range(3)]
     for thread in threads:

@@ -1,11 +1,14 @@
 """One file of code takes the package's place: the same lines, the same numbers, or a refusal."""
 
 import ast
+import importlib.util
+import inspect
 import json
 import os
 import subprocess
 import sys
 import textwrap
+import typing
 
 import families
 import pytest
@@ -64,15 +67,15 @@ def modules_here(tmp_path, monkeypatch):
 @torch.no_grad()
 def test_without_the_package_the_model_is_the_same(tmp_path, modules_here):
     cases = [
-        ("llama", "AutoModelForCausalLM", False),
-        ("gemma3", "AutoModelForCausalLM", True),
-        ("bert", "AutoModelForMaskedLM", True),
+        ("llama", "AutoModelForCausalLM", True),
+        ("gemma3", "AutoModelForCausalLM", False),
+        ("bert", "AutoModelForMaskedLM", False),
     ]
     inputs = left_padded()
     models, arguments = {}, []
-    for name, auto, strict in cases:
+    for name, auto, is_open in cases:
         models[name] = randomise(ssmax.hf.convert(build(name), layers="all"))
-        ssmax.hf.save_remote_code(models[name], tmp_path / name, strict=strict)
+        ssmax.hf.save_remote_code(models[name], tmp_path / name, opens_as_softmax=is_open)
         torch.save(inputs, tmp_path / name / "inputs.pt")
         arguments += [str(tmp_path / name), auto]
     environment = {**os.environ, "HF_MODULES_CACHE": str(modules_here), "HF_HUB_OFFLINE": "1"}
@@ -90,10 +93,10 @@ def test_without_the_package_the_model_is_the_same(tmp_path, modules_here):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("strict", [False, True])
-def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, strict):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, is_open):
     ours = randomise(ssmax.hf.convert(build("llama")))
-    ssmax.hf.save_remote_code(ours, tmp_path, strict=strict)
+    ssmax.hf.save_remote_code(ours, tmp_path, opens_as_softmax=is_open)
     tokens = tokens_of()
     wanted = ours(tokens).logits
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
@@ -105,10 +108,10 @@ def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, strict):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("strict", [False, True])
-def test_what_remote_code_saves_again_loads_again(tmp_path, strict):
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_remote_code_saves_again_loads_again(tmp_path, is_open):
     model = randomise(ssmax.hf.convert(build("llama")))
-    ssmax.hf.save_remote_code(model, tmp_path / "first", strict=strict)
+    ssmax.hf.save_remote_code(model, tmp_path / "first", opens_as_softmax=is_open)
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "first", trust_remote_code=True).save_pretrained(
         tmp_path / "second"
@@ -122,7 +125,7 @@ def test_what_remote_code_saves_again_loads_again(tmp_path, strict):
     assert torch.equal(ours(tokens).logits, model(tokens).logits)
     ours.save_pretrained(tmp_path / "third")
     config = json.loads((tmp_path / "third" / "config.json").read_text())
-    assert "auto_map" not in config and config["architectures"] == ["LlamaForCausalLM"]
+    assert "auto_map" not in config and config["model_type"] == "ssmax_llama"
 
 
 @torch.no_grad()
@@ -138,7 +141,7 @@ def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
     assert torch.equal(labels.model(tokens).last_hidden_state, bare(tokens).last_hidden_state)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize(
     ("options", "s", "b"),
     [
@@ -148,9 +151,9 @@ def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
         ({"init": "paper", "train_length": 1024, "bias": True}, 0.1685, 0.0),
     ],
 )
-def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b, strict):
+def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b, is_open):
     model = randomise(ssmax.hf.convert(build("llama"), **options))
-    ssmax.hf.save_remote_code(model, tmp_path, strict=strict)
+    ssmax.hf.save_remote_code(model, tmp_path, opens_as_softmax=is_open)
     config = transformers.AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
     new = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     for layer in new.model.layers:
@@ -178,10 +181,43 @@ def test_a_new_model_of_an_adopted_s_needs_a_length(tmp_path):
 @pytest.mark.parametrize(
     "auto", ["AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"]
 )
-def test_strict_refuses_whoever_does_not_trust_it(tmp_path, auto):
-    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path, strict=True)
+def test_whoever_does_not_trust_the_code_is_refused(tmp_path, auto):
+    model = ssmax.hf.convert(build("llama"))
+    ssmax.hf.save_remote_code(model, tmp_path)
     with pytest.raises(ValueError, match="trust_remote_code"):
         getattr(transformers, auto).from_pretrained(tmp_path, trust_remote_code=False)
+    ssmax.hf.save_remote_code(model, tmp_path / "open", opens_as_softmax=True)
+    softmax = getattr(transformers, auto).from_pretrained(tmp_path / "open")
+    assert type(softmax).__module__.startswith("transformers.models.llama.")
+
+
+def test_in_memory_a_config_of_remote_code_is_of_the_plain_type(tmp_path):
+    """PEFT looks up the layers that it wraps by the type in the config's dictionary."""
+    import peft
+
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
+    auto = transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(tmp_path, trust_remote_code=True)
+    assert model.config.to_dict()["model_type"] == "llama"
+    config = peft.LoraConfig(modules_to_save=["ssmax"])
+    assert peft.get_peft_model(model, config).get_nb_trainable_parameters()[0]
+
+
+def test_no_annotations_where_an_engine_reads_them(tmp_path):
+    """vLLM's Transformers backend calls isinstance on those of __init__; typing.Any refuses it."""
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
+    path = tmp_path / "modeling_ssmax.py"
+    spec = importlib.util.spec_from_file_location("written_code", path)
+    written = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(written)
+    own = [one for name, one in vars(written).items() if name.startswith("SSMax")]
+    models = [one for one in own if isinstance(one, type) and hasattr(one, "forward")]
+    models = [one for one in models if issubclass(one, transformers.PreTrainedModel)]
+    assert {"SSMaxLlamaModel", "SSMaxLlamaForCausalLM"} <= {one.__name__ for one in models}
+    for model in models:
+        assert not typing.get_type_hints(model.__init__)
+        parameters = inspect.signature(model.__init__).parameters.values()
+        assert all(one.annotation is inspect.Parameter.empty for one in parameters)
 
 
 def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
@@ -191,13 +227,13 @@ def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 2}
     config = transformers.MixtralConfig(**shared, **heads)
     model = randomise(ssmax.hf.convert(transformers.MixtralForCausalLM(config).eval()))
-    ssmax.hf.save_remote_code(model, tmp_path, strict=True)
+    ssmax.hf.save_remote_code(model, tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
     with torch.no_grad():
         assert torch.equal(again(tokens_of()).logits, model(tokens_of()).logits)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize(
     ("kind", "family", "auto"),
     [
@@ -206,9 +242,9 @@ def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
         ("image-text", "qwen2_vl", "AutoModelForImageTextToText"),
     ],
 )
-def test_weights_that_are_renamed_by_the_name_of_the_class(tmp_path, kind, family, auto, strict):
+def test_weights_that_are_renamed_by_the_name_of_the_class(tmp_path, kind, family, auto, is_open):
     model = randomise(ssmax.hf.convert(families.build(kind, family), layers="all"))
-    ssmax.hf.save_remote_code(model, tmp_path / "first", strict=strict)
+    ssmax.hf.save_remote_code(model, tmp_path / "first", opens_as_softmax=is_open)
     auto = getattr(transformers, auto)
     once = auto.from_pretrained(tmp_path / "first", trust_remote_code=True)
     once.save_pretrained(tmp_path / "second")
@@ -294,19 +330,22 @@ def test_the_command_line_writes_remote_code(tmp_path, capsys):
 
     build("llama").save_pretrained(tmp_path / "base")
     typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
-    assert app.run([*typed, "--adapter", "--strict"]) == 2
+    assert app.run([*typed, "--adapter", "--remote-code"]) == 2
     assert "--adapter writes s and b alone" in capsys.readouterr().err
-    assert app.run([*typed, "--strict"]) == 0
+    assert app.run([*typed, "--opens-as-softmax"]) == 2
+    assert "--remote-code" in capsys.readouterr().err
+    assert app.run([*typed, "--remote-code"]) == 0
     assert "with AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
     build("bert").save_pretrained(tmp_path / "bert")
-    assert app.run(["convert", str(tmp_path / "bert"), str(tmp_path / "b"), "--strict"]) == 0
+    assert app.run(["convert", str(tmp_path / "bert"), str(tmp_path / "b"), "--remote-code"]) == 0
     assert "with AutoModelForMaskedLM.from_pretrained(" in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "ssmax_llama"
-    assert app.run([*typed[:2], str(tmp_path / "mild"), "--remote-code"]) == 0
-    config = json.loads((tmp_path / "mild" / "config.json").read_text())
+    options = ["--remote-code", "--opens-as-softmax"]
+    assert app.run([*typed[:2], str(tmp_path / "open"), *options]) == 0
+    config = json.loads((tmp_path / "open" / "config.json").read_text())
     assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
-    for form in ("out", "mild"):
+    for form in ("out", "open"):
         capsys.readouterr()
         assert app.run(["convert", str(tmp_path / form), str(tmp_path / "twice")]) == 2
         wanted = f"{tmp_path / form} is converted already; load it with ssmax.hf.from_pretrained"
@@ -323,12 +362,15 @@ def test_the_file_is_our_own_lines(tmp_path):
         for alias in node.names
     }
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
-    import inspect
-
     from ssmax.hf import counting, hook
     from ssmax.ops import scale
 
-    for ours in (counting.visible_keys, hook.install, scale.ssmax_factor, ssmax.nn.SSMaxScale):
+    for ours in (
+        counting.visible_keys,
+        hook.install_attention,
+        scale.ssmax_factor,
+        ssmax.nn.SSMaxScale,
+    ):
         # Names of modules are written out; nothing else differs.
         assert inspect.getsource(ours).replace("rules.", "") in text
 

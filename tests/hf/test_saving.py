@@ -4,6 +4,9 @@ import copy
 import hashlib
 import json
 import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 import tokenizers
@@ -70,6 +73,123 @@ def test_a_whole_checkpoint_comes_back_bit_for_bit(name, tmp_path):
     loaded.save_pretrained(tmp_path / "again")
     again = ssmax.hf.from_pretrained(tmp_path / "again").eval()
     assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+
+
+def is_refused(folder, auto="AutoModelForCausalLM"):
+    """True where plain Transformers does not know the type; False where it loads."""
+    try:
+        getattr(transformers, auto).from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
+        assert "model type `ssmax_" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("name", "auto"),
+    [
+        ("llama", "AutoModelForCausalLM"), ("gpt2", "AutoModelForCausalLM"),
+        ("bert", "AutoModelForMaskedLM"), ("bart", "AutoModelForSeq2SeqLM"),
+    ],
+)  # fmt: skip
+def test_plain_transformers_refuses_a_converted_model_until_it_is_reverted(name, auto, tmp_path):
+    base = build(name)
+    before, kind = base.config.to_dict(), type(base.config)
+    model = ssmax.hf.convert(base)
+    model.save_pretrained(tmp_path / "converted")
+    for each in ("AutoConfig", "AutoModel", auto):
+        assert is_refused(tmp_path / "converted", each)
+    # In memory the type is the plain one.
+    now = model.config.to_dict()
+    assert type(model.config) is kind and now["model_type"] == before["model_type"]
+    ssmax.hf.revert(model).save_pretrained(tmp_path / "reverted")
+    build(name).save_pretrained(tmp_path / "base")
+    texts = [(tmp_path / each / "config.json").read_text() for each in ("reverted", "base")]
+    assert texts[0] == texts[1] and not is_refused(tmp_path / "reverted", auto)
+
+
+def test_plain_transformers_refuses_a_clamp_which_has_no_tensor_to_miss(tmp_path):
+    ssmax.hf.convert(build("llama"), init="clamp", train_length=8).save_pretrained(tmp_path)
+    assert is_refused(tmp_path)
+
+
+SAVED = {
+    "a copy": lambda model, _: copy.deepcopy(model),
+    "a copy of the config": lambda model, _: with_config(model, copy.deepcopy(model.config)),
+    "what was pickled": lambda model, _: pickle.loads(pickle.dumps(model)),
+    "what was loaded": lambda model, folder: ssmax.hf.from_pretrained(whole(model, folder)),
+    "an adapter's model": lambda model, folder: ssmax.hf.load(build("llama"), part(model, folder)),
+    "one with another's auto_map": lambda model, _: with_auto_map(model),
+    "a model of a head of its own": lambda model, _: model.model,
+}
+
+
+def with_config(model, config):
+    model.config = config
+    return model
+
+
+def with_auto_map(model):
+    """As a folder of the Hub that Transformers has learnt to read without its code."""
+    model.config.auto_map = {"AutoConfig": "theirs.TheirConfig", "AutoModel": "theirs.TheirModel"}
+    return model
+
+
+def whole(model, folder):
+    model.save_pretrained(folder / "whole")
+    return folder / "whole"
+
+
+def part(model, folder):
+    ssmax.hf.save(model, folder / "part")
+    return folder / "part"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", SAVED)
+def test_however_a_converted_model_came_about_what_it_saves_is_refused(name, tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    tokens = tokens_of()
+    wanted = model.model(tokens).last_hidden_state
+    saved = SAVED[name](model, tmp_path)
+    saved.save_pretrained(tmp_path / "out")
+    assert is_refused(tmp_path / "out")
+    again = ssmax.hf.from_pretrained(tmp_path / "out")
+    assert torch.equal(getattr(again, "model", again)(tokens).last_hidden_state, wanted)
+
+
+def test_a_pickled_model_saves_a_type_of_its_own_in_a_fresh_process_too(tmp_path):
+    torch.save(ssmax.hf.convert(build("llama")), tmp_path / "model.pt")
+    code = (
+        "import sys, torch; "
+        "torch.load(sys.argv[1], weights_only=False).save_pretrained(sys.argv[2])"
+    )
+    typed = [sys.executable, "-c", code, str(tmp_path / "model.pt"), str(tmp_path / "out")]
+    done = subprocess.run(typed, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert is_refused(tmp_path / "out")
+
+
+def test_a_model_that_runs_by_code_of_its_folder_keeps_its_type(tmp_path):
+    """It cannot be found without its auto_map; s and b go with ssmax.hf.save."""
+
+    class Theirs(transformers.LlamaForCausalLM):
+        pass
+
+    model = ssmax.hf.convert(Theirs(build("llama").config))
+    model.config.auto_map = {"AutoModelForCausalLM": "theirs.Theirs"}
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "llama" and "auto_map" in config
+
+
+def test_a_converted_models_folder_has_its_tokenizer(tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 5, "b": 6}, "a"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    ssmax.hf.convert(build("llama")).save_pretrained(tmp_path)
+    for auto in (transformers.AutoTokenizer, transformers.AutoProcessor):
+        assert auto.from_pretrained(tmp_path).vocab_size == 2
+    assert transformers.GenerationConfig.from_pretrained(tmp_path).eos_token_id == 2
 
 
 @torch.no_grad()
@@ -220,9 +340,11 @@ def test_options_of_the_config_are_the_configs(tmp_path):
     tokens = tokens_of()
     wanted = model(input_ids=tokens).logits
     own = transformers.LlamaConfig(**SHARED, use_cache=False)
-    stored = transformers.AutoConfig.from_pretrained(tmp_path)
+    stored = ssmax.hf.from_pretrained(tmp_path).config
     stored.use_cache = False
-    for options in ({"use_cache": False}, {"config": own}, {"config": stored}):
+    stored.save_pretrained(tmp_path / "stored")
+    given = ({"config": own}, {"config": stored}, {"config": tmp_path / "stored"})
+    for options in ({"use_cache": False}, *given):
         loaded = ssmax.hf.from_pretrained(tmp_path, **options).eval()
         assert loaded.config.use_cache is False
         assert torch.equal(loaded(input_ids=tokens).logits, wanted)

@@ -130,6 +130,8 @@ def test_trainer_resumed_is_trainer_uninterrupted(tmp_path):
     )
     loaded = ssmax.hf.from_pretrained(tmp_path / "run" / "checkpoint-6")
     assert ssmax.hf.verify(loaded).layers == 2
+    with pytest.raises(ValueError, match="model type `ssmax_llama`"):
+        tf.AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-6")
 
 
 @NO_NOISE
@@ -250,6 +252,15 @@ def test_lora_beside_s(tmp_path):
     ssmax.hf.save(merged, tmp_path / "adapter")
     ssmax.hf.verify(merged)
     ssmax.hf.convert(ssmax.hf.revert(merged))
+
+
+def test_what_is_merged_is_refused_by_plain_transformers(tmp_path):
+    """PEFT finds the layers that it wraps by the type in memory, which stays the plain one."""
+    model = peft.get_peft_model(base(), peft.LoraConfig(modules_to_save=["ssmax"]))
+    model.merge_and_unload().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="model type `ssmax_llama`"):
+        tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(ssmax.hf.from_pretrained(tmp_path)), logits(base()))
 
 
 def test_of_pefts_copies_of_s_the_one_in_use_alone_learns():

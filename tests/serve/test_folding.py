@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +64,8 @@ SOURCES = {
     "converted": lambda: converted(init="paper", train_length=64),
     "converted, one s / b": lambda: with_ratio(converted(), -0.3),
 }
+FITTED = ("native", "native, log n / log L", "converted")
+"""Without a bias: there is no beta that is exact."""
 
 
 @pytest.fixture(scope="module")
@@ -85,26 +86,52 @@ def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed
     model = SOURCES[source]()
     llama = as_llama(model) if source.startswith("native") else model
     eager, exact = llama(TOKENS).logits, copy.deepcopy(llama).double()(TOKENS).logits
+    softmax = ssmax.hf.revert(llama)(TOKENS).logits
+    does = (eager - softmax).abs().max()
     for name, logits in computed_alone[source].items():
-        assert_no_worse_than(logits, eager, exact, name=name)
+        if source in FITTED:
+            # What the fit over n leaves of s / beta, in what SSMax does to the logits.
+            assert (logits - eager).abs().max() < 1e-4 * does, name
+        else:
+            assert_no_worse_than(logits, eager, exact, name=name)
     if "softmax" not in source:
-        softmax = ssmax.hf.revert(llama)(TOKENS).logits
-        assert (eager - softmax).abs().max() > 1e3 * (eager - exact).abs().max()
+        assert does > 1e3 * (eager - exact).abs().max()
 
 
 @torch.no_grad()
-def test_float16_cannot_hold_what_is_folded_and_every_command_names_another_type(tmp_path):
-    model = native()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_narrow_type_holds_what_is_folded(source, dtype, tmp_path):
+    """Engines take float16 or bfloat16 by themselves: no worse than either does to the source."""
+    model = SOURCES[source]()
     export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
-    agrees = {}
-    for dtype in (torch.bfloat16, torch.float16):
-        stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
-        agrees[dtype] = (stock(TOKENS).logits - model(TOKENS)).abs().max().item() < 0.5
-    assert agrees == {torch.bfloat16: True, torch.float16: False}
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    logits = stock(TOKENS).logits
+    assert logits.isfinite().all()
+    llama = as_llama(model) if source.startswith("native") else model
+    exact, narrow = llama(TOKENS).logits, copy.deepcopy(llama).to(dtype)(TOKENS).logits
+    assert_no_worse_than(logits.float(), narrow.float(), exact, slack=2.0)
+
+
+def test_one_configuration_is_for_every_engine(tmp_path):
+    """vLLM reads the factor at the top of config.json, Transformers beside the rotation."""
+    export(native(), tmp_path / "out", to="ministral", prompt=TOKENS[0])
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["llama_4_scaling"] == {"beta": BETA, "original_max_position_embeddings": 1}
+    rope = values["rope_parameters"]
+    assert (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) == (BETA, 1)
+    assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     page = Path(__file__).parents[2] / "docs" / "serve.md"
     for text in (page.read_text(), (tmp_path / "out" / "README.md").read_text()):
-        (command,) = re.findall(r"^vllm serve .*--hf-config-path .*$", text, re.MULTILINE)
-        assert command.endswith(" --dtype bfloat16") and "SGLang" in text
+        assert "hf-config-path" not in text and "out/vllm" not in text
+
+
+def test_the_source_is_left_as_it_was(tmp_path):
+    """Folding shares the factor between W_q and W_k of the copy alone."""
+    model = converted(init="paper", train_length=64)
+    before = copy.deepcopy(model.state_dict())
+    export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_tied_embeddings_stay_tied(tmp_path):
@@ -193,13 +220,13 @@ def test_what_cannot_be_expressed_is_refused_with_a_way_out(case, to, tmp_path):
 
 
 class EngineOfTheContract:
-    """What vLLM's Mistral documents: a Llama whose query is scaled by `config.llama_4_scaling`."""
+    """What vLLM's Ministral does: a Llama whose query is scaled by `config.llama_4_scaling`."""
 
     def __init__(self, folder):
-        values = json.loads((folder / "vllm" / "config.json").read_text())
-        assert values["architectures"] == ["MistralForCausalLM"]
+        values = json.loads((folder / "config.json").read_text())
+        assert values["architectures"] == ["Ministral3ForCausalLM"]
         self.scaling = values["llama_4_scaling"]
-        config = transformers.MistralConfig(**values)
+        config = transformers.MistralConfig(**{**values, "model_type": "mistral"})
         assert config.sliding_window is None
         self.model = transformers.MistralForCausalLM(config).eval()
         self.model.load_state_dict(load_file(folder / "model.safetensors"))
@@ -219,6 +246,6 @@ def test_an_engine_of_the_documented_contract_of_vllm_computes_the_same(tmp_path
     export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
     with torch.no_grad():
         logits = EngineOfTheContract(tmp_path / "out").model(TOKENS).logits
-        llama = as_llama(model)
-        eager, exact = llama(TOKENS).logits, copy.deepcopy(llama).double()(TOKENS).logits
+        stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        eager, exact = stock(TOKENS).logits, stock.double()(TOKENS).logits
     assert_no_worse_than(logits, eager, exact)

@@ -131,10 +131,10 @@ def test_a_run_leaves_a_model_that_learnt(models, tmp_path, capsys):
     assert json.loads((run / "config.json").read_text())["data"]["questions"] == "invented"
 
 
-def test_a_strict_form_is_tuned_without_a_question(models, tmp_path, monkeypatch, capfd):
+def test_remote_code_is_tuned_without_a_question(models, tmp_path, monkeypatch, capfd):
     """Nor is its code run, which Transformers asks to be allowed where it is not told."""
-    source = tmp_path / "strict"
-    assert app.run(["convert", str(models / "llama"), str(source), "--strict"]) == 0
+    source = tmp_path / "code"
+    assert app.run(["convert", str(models / "llama"), str(source), "--remote-code"]) == 0
     (source / "modeling_ssmax.py").write_text("raise SystemExit('run')")
     (source / "preprocessor_config.json").write_text("{}")
     asked = []

@@ -316,8 +316,13 @@ def convert(
     remote_code: Annotated[
         bool, typer.Option("--remote-code", help="A file of code beside it, to load without ssmax.")
     ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Likewise, refused where that code is not trusted.")
+    opens_as_softmax: Annotated[
+        bool,
+        typer.Option(
+            "--opens-as-softmax",
+            help="With --remote-code: who does not trust that code gets softmax, without s, "
+            "instead of an error.",
+        ),
     ] = False,
     json_: Json = False,
 ) -> None:
@@ -335,7 +340,7 @@ def convert(
         attention=attention,
         adapter=adapter,
         remote_code=remote_code,
-        strict=strict,
+        opens_as_softmax=opens_as_softmax,
         as_json=json_,
     )
 

@@ -27,13 +27,14 @@ def convert_shown(
     attention: str,
     adapter: bool,
     remote_code: bool,
-    strict: bool,
+    opens_as_softmax: bool,
     as_json: bool,
 ) -> None:
     """Load, convert, verify, save; say what was done."""
-    has_code = remote_code or strict
-    if adapter and has_code:
+    if adapter and remote_code:
         raise UsageError("--adapter writes s and b alone, without a model for --remote-code")
+    if opens_as_softmax and not remote_code:
+        raise UsageError("--opens-as-softmax is a choice of --remote-code; give both or neither")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not an empty folder; give another one")
     if (run_folder(source) / JOURNAL).is_file():
@@ -47,9 +48,9 @@ def convert_shown(
     check_typed(source)
     transformers = require("transformers", extra="hf", purpose="ssmax convert")
     import ssmax.hf
-    from ssmax.hf.full_checkpoint import CLASS_PREFIX
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
+    from ssmax.hf.written_config import CLASS_PREFIX
 
     model = _load(transformers, source)
     # One that came with an s by another name has been given its place.
@@ -73,8 +74,8 @@ def convert_shown(
         if adapter:
             ssmax.hf.save(model, partial)
             how = f"ssmax.hf.load(base, {str(out)!r})"
-        elif has_code:
-            ssmax.hf.save_remote_code(model, partial, strict=strict)
+        elif remote_code:
+            ssmax.hf.save_remote_code(model, partial, opens_as_softmax=opens_as_softmax)
             known = json.loads((partial / "config.json").read_text())["auto_map"]
             own = f".{CLASS_PREFIX}{type(model).__name__}"
             auto = next(name for name in known if known[name].endswith(own))
@@ -103,9 +104,9 @@ def convert_shown(
 
 
 def _load(transformers: Any, source: str) -> Any:
-    from ssmax.hf.conversion import KEY
     from ssmax.hf.foreign import load_with_s
     from ssmax.hf.sources import converted_already, read_by_transformers
+    from ssmax.hf.written_config import KEY
 
     with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)

@@ -15,7 +15,6 @@ from ssmax._extras import require
 from ssmax._files import make_folder
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
-    KEY,
     Conversion,
     attach,
     check_unconverted,
@@ -28,6 +27,7 @@ from ssmax.hf.conversion import (
 )
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import CONFIG, WEIGHTS, whole_files
+from ssmax.hf.written_config import KEY
 
 _FAMILY, _DEPTH, _WIDTH = "model_type", "attention_layers", "hidden_size"
 """What an adapter knows of its model; the last two may be unknown."""

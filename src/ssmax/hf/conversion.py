@@ -23,10 +23,11 @@ from ssmax.hf.hook import (
     scale_of,
 )
 from ssmax.hf.own_scales import own_scale
+from ssmax.hf.written_config import KEY
 from ssmax.nn import RULES, SSMaxScale
 
-KEY, RECORD = "ssmax", "_ssmax_conversion"
-"""Where a model's config, and the model itself, say how it was converted."""
+RECORD = "_ssmax_conversion"
+"""Where a model says how it was converted."""
 # What torch.compile and activation checkpointing put into the names of single layers.
 _WRAPPERS = re.compile(r"\b(_orig_mod|_checkpoint_wrapped_module)\.")
 # Towers that look at pictures or listen: not the text whose length grows.

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import attach_filled, check_model_and_folder, refuse_nonfinite
-from ssmax.hf.conversion import KEY, Conversion, attention_modules, check_unconverted
+from ssmax.hf.conversion import Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import converted_already, read_by_transformers, whole_files
+from ssmax.hf.written_config import KEY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,13 +8,12 @@ from typing import Any
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
-from ssmax.hf.conversion import KEY, Conversion, attach, device_of, refuse_misfits
+from ssmax.hf.conversion import Conversion, attach, device_of, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
+from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
 from ssmax.nn import RULES
 
-TYPE_PREFIX, CLASS_PREFIX = "ssmax_", "SSMax"
-"""Before the model's type and the names of its classes, in remote code."""
 # Where a file is looked for, which a config and its weights share.
 _PLACE = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
@@ -35,11 +34,14 @@ class Converted:
 
     base_model_prefix: str
 
-    def __init__(self: Any, config: Any, *arguments: Any, **options: Any) -> None:
+    # No annotations: vLLM's Transformers backend reads those of a model's __init__ and calls
+    # isinstance on them, which typing.Any refuses.
+    def __init__(self, config, *arguments, **options):  # pyright: ignore[reportMissingParameterType, reportUnknownParameterType]
         super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
+        model: Any = self
         record = Conversion.from_dict(getattr(config, KEY), where=f"the {KEY!r} of this config")
         prefix = f"{self.base_model_prefix}."
-        known = dict(self.named_modules())
+        known = dict(model.named_modules())
         # A head may stand before the model that was saved, or may have been left out.
         layers = [
             next((one for one in (name, name.removeprefix(prefix), prefix + name) if one in known),
@@ -47,7 +49,7 @@ class Converted:
             for name in record.layers
         ]  # fmt: skip
         record = dataclasses.replace(record, layers=tuple(layers))
-        attach(self, record, from_where=f"the {KEY!r} of its config")
+        attach(model, record, from_where=f"the {KEY!r} of its config")
 
     @classmethod
     def _from_config(cls, config: Any, **options: Any) -> Any:
@@ -111,8 +113,8 @@ def _read_as_it_is(model: Any) -> None:
 def from_pretrained(folder: str | Path, **options: Any) -> Any:
     """The model that `save_pretrained` wrote after a conversion; options are Transformers'.
 
-    The class is the one that was saved. An s that is missing is an error that names the layer:
-    Transformers itself would leave it uninitialised, or load plain softmax without a word.
+    The class is the one that was saved. An s that is missing is an error that names the layer.
+    Transformers' own `AutoModel` refuses the folder, whose type it does not know.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.from_pretrained")
     home = Path(folder, options["subfolder"]) if options.get("subfolder") else folder
@@ -136,6 +138,17 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
+def _config_alone(transformers: Any, source: str | Path) -> Any:
+    """A config without its model, also one of a type that AutoConfig does not know."""
+    values, _ = transformers.PretrainedConfig.get_config_dict(source)
+    if KEY not in values:
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    plain = {key: value for key, value in values.items() if key != "auto_map"}
+    model_type = values["model_type"].removeprefix(TYPE_PREFIX)
+    kind = transformers.CONFIG_MAPPING[model_type]
+    return kind.from_dict({**plain, "model_type": model_type})
+
+
 def _config_and_class(
     transformers: Any, folder: str | Path, options: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
@@ -145,7 +158,7 @@ def _config_and_class(
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
     given = options.get("config")
     if isinstance(given, str | Path):
-        given = transformers.AutoConfig.from_pretrained(given, trust_remote_code=False)
+        given = _config_alone(transformers, given)
     record = getattr(given, KEY, values.get(KEY))
     if record is None:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The one place where Transformers is entered: every attention function is asked for here.
+"""Where Transformers is entered: every attention function is asked for here.
 
 A module that carries an `ssmax` has its query scaled before the function that Transformers would
 have called; for all others nothing changes. The hook is installed by the first conversion.
@@ -23,6 +23,7 @@ from ssmax.hf.counting import (
     of_mask,
     visible_keys,
 )
+from ssmax.hf.written_config import install_writer
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import unchecked_ssmax_factor
@@ -40,16 +41,23 @@ _one_at_a_time = threading.Lock()
 
 
 def install() -> None:
+    """Make Transformers scale queries and write configs of converted models as such, once."""
+    install_attention()
+    with _one_at_a_time:
+        install_writer()
+
+
+def install_attention() -> None:
     """Once, however often and by however many threads it is asked for.
 
     Copies in remote code have hooks of their own.
     """
     with _one_at_a_time:
-        _install()
+        _install_attention()
 
 
 @functools.cache
-def _install() -> None:
+def _install_attention() -> None:
     from transformers.modeling_utils import AttentionInterface
 
     original = AttentionInterface.get_interface

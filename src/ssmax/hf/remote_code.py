@@ -12,10 +12,9 @@ from ssmax._files import write_whole
 from ssmax.errors import UsageError
 from ssmax.hf.bundle import Symbol, bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
-from ssmax.hf.full_checkpoint import CLASS_PREFIX, TYPE_PREFIX
+from ssmax.hf.written_config import CLASS_PREFIX, MODULE, write_own_type
 from ssmax.nn.rules import OWN_RULES, RULES
 
-MODULE = "modeling_ssmax"
 _HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
 
 Written by ssmax.hf.save_remote_code from the package ssmax, which it does not need. Load it with
@@ -27,7 +26,9 @@ AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
 _INSTEAD = {
     Symbol("ssmax.ops.rope_scale.api", "scale_query"): Symbol(
         "ssmax.ops.rope_scale.reference", "scale_query_reference"
-    )
+    ),
+    # The file's own configs write their type themselves.
+    Symbol("ssmax.hf.hook", "install"): Symbol("ssmax.hf.hook", "install_attention"),
 }
 
 
@@ -39,10 +40,9 @@ class OwnType:
 
     model_type: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """What is written."""
-        values = super().to_dict()  # pyright: ignore[reportAttributeAccessIssue]
-        return {**values, "model_type": TYPE_PREFIX + self.model_type}
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """As Transformers', of a type of its own."""
+        write_own_type(self, json_file_path, use_diff, has_code=True)
 
     @classmethod
     def get_config_dict(
@@ -55,12 +55,14 @@ class OwnType:
         return {**values, "model_type": cls.model_type}, rest
 
 
-def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = False) -> None:
+def save_remote_code(
+    model: nn.Module, folder: str | Path, *, opens_as_softmax: bool = False
+) -> None:
     """Write a converted model that loads with `trust_remote_code=True` and without this package.
 
-    Without that flag Transformers reports s as unexpected and loads plain softmax. `strict` gives
-    the checkpoint a type and classes of its own: then it refuses, as do engines that choose their
-    code by these.
+    The checkpoint has a type and classes of its own: without that flag Transformers refuses it, as
+    do engines that choose their code by these. With `opens_as_softmax` they are those of the
+    unconverted model: who loads it without the flag gets softmax, without s.
     """
     transformers = require("transformers", extra="hf", purpose="ssmax.hf.save_remote_code")
     record = must_be_converted(model)
@@ -91,11 +93,12 @@ def save_remote_code(model: nn.Module, folder: str | Path, *, strict: bool = Fal
     path = Path(folder) / "config.json"
     values = json.loads(path.read_text())
     values["auto_map"] = {auto: f"{MODULE}.{CLASS_PREFIX}{name}" for auto, name in heads.items()}
-    if strict:
+    if opens_as_softmax:
+        values["model_type"] = config.model_type
+        values["architectures"] = [kind.__name__]
+    else:
         values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
-        values["model_type"] = TYPE_PREFIX + config.model_type
-        values["architectures"] = [CLASS_PREFIX + kind.__name__]
-    code = source(heads, config.__name__ if strict else None)
+    code = source(heads, None if opens_as_softmax else config.__name__)
     write_whole(path.with_name(f"{MODULE}.py"), code)
     write_whole(path, json.dumps(values, indent=2) + "\n")
 

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import load
-from ssmax.hf.conversion import KEY
 from ssmax.hf.foreign import load_with_s
-from ssmax.hf.full_checkpoint import CLASS_PREFIX, from_pretrained
+from ssmax.hf.full_checkpoint import from_pretrained
 from ssmax.hf.sources import check_source, read_by_transformers
+from ssmax.hf.written_config import CLASS_PREFIX, KEY
 
 CHUNK = 1024
 """Tokens that are read at a time for losses and rows: logits and masks are never wider."""

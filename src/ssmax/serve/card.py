@@ -8,9 +8,9 @@ if TYPE_CHECKING:
 _LOST = {
     "hf": "nothing",
     "ministral": (
-        "rows padded on the left count their padding where positions do; float16 would round W_q "
-        "to nothing: load in float32 or bfloat16. s can no longer be trained on its own. "
-        "Transformers calls original_max_position_embeddings an unrecognised key: it is read"
+        "rows padded on the left count their padding where positions do. s can no longer be "
+        "trained on its own. Transformers calls original_max_position_embeddings an unrecognised "
+        "key: it is read"
     ),
     "gguf": (
         "s can no longer be trained on its own; quantise further only with attn_q kept in "
@@ -34,23 +34,22 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
-Without that flag it has no place for s and computes softmax. vLLM's Transformers backend
-(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) is told n by positions; the
-form follows what vLLM documents, and was not run there.""",
+Without that flag Transformers refuses the folder. vLLM's Transformers backend
+(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) is told n by positions; our
+tests run a stand-in that does what vLLM documents, not vLLM.""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER)  # needs no ssmax
 ```
 
-SGLang reads the same configuration. vLLM reads another, which is in `vllm/`:
+vLLM and SGLang read the same folder, in float32, bfloat16 or float16:
 
 ```sh
-vllm serve FOLDER --hf-config-path FOLDER/vllm --dtype bfloat16
+vllm serve FOLDER
 ```
 
-Give SGLang `--dtype bfloat16` too: by themselves both may take float16, which cannot hold W_q.
-Both commands follow what these engines document; neither was run.""",
+Our tests run stand-ins that do what these engines document, not the engines.""",
     "gguf": """```python
 from llama_cpp import Llama
 

@@ -86,7 +86,8 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
     ratio = (s_LH.flatten()[lead] / b_LH.flatten()[lead]).item()
     has_bias = bool((b_LH.abs() > NEGLIGIBLE * s_LH.abs()).any())
     is_exact, key_share = True, 1.0
-    if torch.allclose(s_LH, ratio * b_LH, rtol=1e-6, atol=0.0):
+    # Where a b that is nothing but rounding is the same in all heads, its ratio would be huge.
+    if has_bias and torch.allclose(s_LH, ratio * b_LH, rtol=1e-6, atol=0.0):
         beta, rows_LH, how = ratio, b_LH, "b of every head; s / b is beta in all of them"
     elif fit or not has_bias:
         beta, key_share, is_exact = BETA, KEY_SHARE, not has_bias

@@ -13,17 +13,18 @@ PRESET ?= quick
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-install: $(READY)  ## build .venv with the package and all its extras
+install: $(READY)  ## build .venv with both packages and all their extras
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml library/pyproject.toml lab/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
-	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable '.[triton,lab,hub,hf,export,serve,testing,docs,dev]'
+	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable './library[triton,hf,export]' \
+		--editable './lab[hf,hub,tensorboard]' --group test --group docs --group dev
 	touch $(READY)
 
 reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick; a GPU: PRESET=gpu ARGS="--text FOLDER")
-	"$(BIN)/ssmax" reproduce --preset $(PRESET) $(ARGS)
+	"$(BIN)/ssmax-lab" reproduce --preset $(PRESET) $(ARGS)
 
 test: $(READY)  ## the tests that CI runs
 	"$(BIN)/python" -m pytest -n $(WORKERS) -m "not slow"
@@ -36,7 +37,7 @@ test-engines: $(READY)  ## llama.cpp on what was exported; the first time it is 
 	PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
-	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep tests/ops/test_attention_cases.py
+	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep library/tests/ops/test_attention_cases.py
 
 check: $(READY)  ## lint, format, floors, types
 	"$(BIN)/ruff" check .
@@ -44,7 +45,7 @@ check: $(READY)  ## lint, format, floors, types
 	"$(BIN)/lint-imports"
 	"$(BIN)/basedpyright"
 	@# every public name has a type that a user's checker knows; it looks for packages from where it stands
-	cd $(VENV) && PATH="$$PWD/bin:$$PATH" VIRTUAL_ENV="$$PWD" PYTHONPATH=../src \
+	cd $(VENV) && PATH="$$PWD/bin:$$PATH" VIRTUAL_ENV="$$PWD" PYTHONPATH=../library/src \
 		basedpyright --verifytypes ssmax --ignoreexternal >types.txt || (cat types.txt; exit 1)
 
 format: $(READY)  ## write the code as ruff would

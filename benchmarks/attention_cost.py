@@ -43,7 +43,7 @@ from ssmax import (
 from ssmax.ops.backends import attend
 from ssmax.ops.rope_scale.api import rope_ssmax
 from ssmax.ops.visible import visibility
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 # On the CPU a turn is one call: repeated, a competitor would have the caches to itself.
@@ -66,12 +66,12 @@ class Shape:
     queries: int
     keys: int
     heads: int
-    key_heads: int
-    width: int
+    kv_heads: int
+    head_dim: int
 
     def __str__(self) -> str:
         tokens = f"T{self.queries}" if self.queries == self.keys else f"T1 S{self.keys}"
-        return f"B{self.batch} {tokens} H{self.heads}/{self.key_heads} D{self.width}"
+        return f"B{self.batch} {tokens} H{self.heads}/{self.kv_heads} D{self.head_dim}"
 
 
 CUDA_SHAPES = [
@@ -81,8 +81,8 @@ CUDA_SHAPES = [
     Shape(1, 32768, 32768, 32, 8, 128),
 ]
 CUDA_DECODE = [
-    Shape(1, 1, keys, heads, key_heads, width)
-    for heads, key_heads, width in ((12, 12, 64), (32, 8, 128))
+    Shape(1, 1, keys, heads, kv_heads, head_dim)
+    for heads, kv_heads, head_dim in ((12, 12, 64), (32, 8, 128))
     for keys in (1024, 32768, 131072)
 ]
 CPU_SHAPES = [Shape(1, length, length, 12, 12, 64) for length in (1024, 2048, 4096)]
@@ -104,7 +104,7 @@ class Inputs:
     grad: Tensor
 
     @property
-    def learnt(self) -> tuple[Tensor, ...]:
+    def learned(self) -> tuple[Tensor, ...]:
         return self.q, self.k, self.v, self.s, self.b
 
 
@@ -113,22 +113,22 @@ def make_inputs(shape: Shape, device: str, dtype: torch.dtype) -> Inputs:
 
     def heads(number: int, tokens: int) -> Tensor:
         # Laid out as a projection leaves it: (B, T, H, D), seen as (B, H, T, D).
-        size = (shape.batch, tokens, number, shape.width)
+        size = (shape.batch, tokens, number, shape.head_dim)
         x = torch.randn(size, device=device, dtype=dtype, generator=generator)
         return x.transpose(1, 2).requires_grad_()
 
     q, k, v = (
         heads(shape.heads, shape.queries),
-        heads(shape.key_heads, shape.keys),
-        heads(shape.key_heads, shape.keys),
+        heads(shape.kv_heads, shape.keys),
+        heads(shape.kv_heads, shape.keys),
     )
     positions = torch.arange(shape.keys - shape.queries, shape.keys, device=device)
-    cos, sin = rope_tables(positions if device == "cuda" else 0 * positions, shape.width)
+    cos, sin = rope_tables(positions if device == "cuda" else 0 * positions, shape.head_dim)
     return Inputs(
         q=q,
         k=k,
         v=v,
-        k_new=heads(shape.key_heads, shape.queries) if shape.queries != shape.keys else k,
+        k_new=heads(shape.kv_heads, shape.queries) if shape.queries != shape.keys else k,
         # As training starts: the mean factor is 1, so all competitors see logits of one size.
         s=torch.full((shape.heads,), initial_s(shape.keys), device=device).requires_grad_(),
         b=torch.zeros(shape.heads, device=device).requires_grad_(),
@@ -184,8 +184,8 @@ def yardstick(x: Inputs) -> tuple[Tensor, Tensor]:
 
 def ours(x: Inputs) -> tuple[Tensor, Tensor]:
     q, k = rope_ssmax(x.q, x.k_new, x.cos, x.sin, x.n, x.s, x.b)
-    sight = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
-    return for_projection(attend(q, keys_of(x, k), x.v, sight)), k.detach()
+    mask_spec = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
+    return for_projection(attend(q, keys_of(x, k), x.v, mask_spec)), k.detach()
 
 
 def scaled_query(rotate: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs):
@@ -290,7 +290,7 @@ def forward(function: Callable, x: Inputs) -> None:
 
 def forward_backward(function: Callable, x: Inputs) -> None:
     out, _ = function(x)
-    torch.autograd.grad(out, x.learnt, x.grad, allow_unused=True)
+    torch.autograd.grad(out, x.learned, x.grad, allow_unused=True)
 
 
 def milliseconds(

@@ -3,7 +3,7 @@
     python benchmarks/curves.py TOKENS             # the paper's model on a GPU, some ten minutes
     python benchmarks/curves.py TOKENS --quick     # a small one, anywhere
 
-TOKENS is a folder of `ssmax data prepare`. The plain loop of train_speed.py and ours, with a
+TOKENS is a folder of `ssmax-lab data prepare`. The plain loop of train_speed.py and ours, with a
 residual stream of bfloat16, of float32, and recorded as a CUDA graph, all with softmax: for each
 seed the same first weights and the same batches, 300 steps, warmed up over the first hundred. The
 plain loop and ours have a second seed, and the plain loop is run twice with the first: kernels add
@@ -24,18 +24,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ssmax.data.shards import ShardSet
-from ssmax.data.stream import Prefetch
-from ssmax.data.tasks import TRAIN
-from ssmax.lm import LM, LMConfig
-from ssmax.records import Provenance
-from ssmax.train.config import OptimConfig, RunConfig, ScheduleConfig
-from ssmax.train.loop import gradients_of
-from ssmax.train.optimizer import learning_rate, make_optimizer, set_learning_rate
-from ssmax.train.parallel import build, clip_gradients
-from ssmax.train.pretraining import Windows
-from ssmax.train.samples import Batch
-from ssmax.train.world import alone
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.stream import Prefetch
+from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.model import LM, LMConfig
+from ssmax_lab.records import Provenance
+from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
+from ssmax_lab.train.loop import gradients_of
+from ssmax_lab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from ssmax_lab.train.parallel import build, clip_gradients
+from ssmax_lab.train.pretraining import Windows
+from ssmax_lab.train.samples import Batch
+from ssmax_lab.train.world import alone
 from train_speed import PLAIN, PlainModel, plain_weights
 
 RESULTS = Path(__file__).parent / "curves.jsonl"
@@ -105,8 +105,8 @@ def main() -> None:
     config, batch, steps = LMConfig(), 64, 300
     if arguments.quick:
         size = ShardSet.open(arguments.tokens / TRAIN).vocabulary.size
-        config = LMConfig(num_layers=2, num_heads=4, width=64, ff_width=96, vocab_size=size,
-                          train_length=64)  # fmt: skip
+        config = LMConfig(num_layers=2, num_heads=4, hidden_size=64, intermediate_size=96,
+                          vocab_size=size, train_length=64)  # fmt: skip
         batch, steps = 8, 30
     if arguments.only:
         found = curve(arguments.only, config, arguments.tokens, batch, steps, arguments.seed)

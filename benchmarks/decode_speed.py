@@ -24,9 +24,9 @@ from pathlib import Path
 
 import torch
 
-from ssmax.lm import LM, LMConfig
-from ssmax.lm.decoder import PlainDecoder, RecordedDecoder
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.model import LM, LMConfig
+from ssmax_lab.model.decoder import PlainDecoder, RecordedDecoder
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 GROWING, STATIC = "Transformers, growing cache (yardstick)", "Transformers, static cache, compiled"
@@ -48,8 +48,8 @@ class Case:
 
 CASES = [Case(1, 1024, 64), Case(1, 16384, 64), Case(16, 8192, 64)]
 QUICK = [Case(2, 24, 6)]
-SMALL = {"num_layers": 2, "num_heads": 4, "width": 64, "ff_width": 96, "vocab_size": 257,
-         "train_length": 64}  # fmt: skip
+SMALL = {"num_layers": 2, "num_heads": 4, "hidden_size": 64, "intermediate_size": 96,
+         "vocab_size": 257, "train_length": 64}  # fmt: skip
 
 
 def make_model(quick: bool, device: str) -> LM:
@@ -102,8 +102,8 @@ def continuer(name: str, case: Case, quick: bool, device: str) -> Callable[[int]
     config = model.config
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            hidden_size=config.width,
-            intermediate_size=config.ff_width,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
             num_hidden_layers=config.num_layers,
             num_attention_heads=config.num_heads,
             vocab_size=config.vocab_size,

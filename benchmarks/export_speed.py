@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from ssmax.cli.export import load_source
-from ssmax.data.embedded import embedded_documents
-from ssmax.serve import export
-from ssmax.serve.graphs import graph_of
-from ssmax.serve.sessions import onnx_session, program_session, session
+from ssmax.export import export
+from ssmax.export.graphs import graph_of
+from ssmax.export.sessions import onnx_session, program_session, session
+from ssmax_lab.data.embedded import embedded_documents
 
 PREFILLED, DECODED, REPEATS = 4096, 128, 3
 

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from attention_cost import Shape, forward_backward, make_inputs, milliseconds, ours, yardstick
-from ssmax.lm import LM, LMConfig
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.model import LM, LMConfig
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from train_speed import PLAIN, SSMAX, train_some
 from train_speed import RULES as RULE_OF
 
@@ -75,8 +75,13 @@ def grow_attention(out: Path) -> None:
 
 
 def config_of(size: str, rule: str) -> tuple[LMConfig, int]:
-    layers, width, heads, ff_width, batch = MODELS[size]
-    shape = {"num_layers": layers, "width": width, "num_heads": heads, "ff_width": ff_width}
+    layers, width, heads, intermediate_size, batch = MODELS[size]
+    shape = {
+        "num_layers": layers,
+        "hidden_size": width,
+        "num_heads": heads,
+        "intermediate_size": intermediate_size,
+    }
     return LMConfig(**shape, rule=rule), batch
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import ssmax.hf
 from ssmax import initial_s
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from train_profile import watched
 
 RESULTS = Path(__file__).parent / "results.csv"
@@ -94,7 +94,7 @@ def models_of(case: Case, device: str) -> dict[str, transformers.PreTrainedModel
         if not torch.equal(model(tokens).logits, converted(tokens).logits):
             raise SystemExit(f"{case.name}: the converted copy differs; nothing was timed")
         for name, parameter in converted.named_parameters():
-            if name.endswith("ssmax.scale"):
+            if name.endswith("ssmax.s"):
                 parameter.fill_(initial_s(case.tokens))
             elif name.endswith("ssmax.bias"):
                 parameter.zero_()

@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ssmax.data.tokenizer import load_tokenizer
-from ssmax.eval import measure_needle_scores, measure_position_loss, measure_retrieval
-from ssmax.lm import LM, LMConfig
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.eval import measure_needle_scores, measure_position_loss, measure_retrieval
+from ssmax_lab.model import LM, LMConfig
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 SEED = 0
@@ -49,7 +49,13 @@ PAPER = Plan("gpt2", 256, 20_000, 2,
              (512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 15_360, 20_480), 11, 20, 10,
              8000, 100)  # fmt: skip
 QUICK = Plan("small", 4, 256, 2, (96, 128), 2, 2, 2, 128, 3)
-SMALL = {"num_layers": 2, "num_heads": 4, "width": 64, "ff_width": 96, "train_length": 64}
+SMALL = {
+    "num_layers": 2,
+    "num_heads": 4,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "train_length": 64,
+}
 
 
 def main() -> None:

@@ -3,9 +3,9 @@
     python benchmarks/start_speed.py TOKENS             # the paper's model on a GPU
     python benchmarks/start_speed.py TOKENS --quick     # a small one, anywhere
 
-TOKENS is a folder of `ssmax data prepare`. `ssmax pretrain` is started twice, with all caches of
-compiled code (Python's, Inductor's, Triton's) in an empty folder, and timed until its first step is
-in the journal: imports, model, data, compilation and the step. Rows are appended to
+TOKENS is a folder of `ssmax-lab data prepare`. `ssmax-lab pretrain` is started twice, with all
+caches of compiled code (Python's, Inductor's, Triton's) in an empty folder, and timed until its
+first step is in metrics.jsonl: imports, model, data, compilation and the step. Rows are appended to
 benchmarks/results.csv.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 FIRST, SECOND = "first run (yardstick)", "second run"
@@ -70,7 +70,7 @@ def main() -> None:
             for change in ("run.steps=2", "run.journal_every=1", "schedule.warmup_steps=1"):
                 command += ["--set", change]
             times[name] = seconds_to_first_step(
-                command, Path(folder) / run / "journal.jsonl", environment
+                command, Path(folder) / run / "metrics.jsonl", environment
             )
             print(f"{name:24} {times[name]:8.1f} s", flush=True)
     rows = [

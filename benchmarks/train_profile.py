@@ -20,8 +20,8 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from ssmax.lm import LMConfig
-from ssmax.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.model import LMConfig
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from train_speed import PAIRS, RESULTS, SEED, trainer_of, with_rule
 
 STEPS, BATCH = 5, 64
@@ -100,7 +100,7 @@ def main() -> None:
                 BenchmarkRow(
                     benchmark="train_profile",
                     competitor=name,
-                    shape=f"{shape.num_layers}x{shape.width} B{BATCH} T{shape.train_length}",
+                    shape=f"{shape.num_layers}x{shape.hidden_size} B{BATCH} T{shape.train_length}",
                     mode=kind,
                     milliseconds=round(taken, 3),
                     ratio=round(taken / sums[pair[0]][kind][0], 4),

@@ -7,10 +7,11 @@
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
 torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Beside it
 Transformers' Llama of the same shape, as it is and compiled, in the same loop. Ours is the code
-that `ssmax pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a residual
-stream as wide as the plain loop's, with fewer activations kept, and as `ssmax finetune` calls it,
-on packed questions. First all models are given the same weights and must have the same loss and
-gradient; then each trains in a process of its own, turn after turn, on random tokens. Rows are
+that `ssmax-lab pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a
+residual stream as wide as the plain loop's, with fewer activations kept, and as `ssmax-lab
+finetune` calls it, on packed questions. First all models are given the same weights and must
+have the same loss and gradient; then each trains in a process of its own, turn after turn, on
+random tokens. Rows are
 appended to benchmarks/results.csv.
 """
 
@@ -32,17 +33,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssmax.data.qa import IGNORE
-from ssmax.data.stream import Prefetch
-from ssmax.lm import LM, LMConfig
-from ssmax.lm.llama import to_llama_weights
-from ssmax.records import BenchmarkRow, Provenance, append_csv
-from ssmax.train.config import OptimConfig, RunConfig
-from ssmax.train.loop import gradients_of
-from ssmax.train.optimizer import make_optimizer
-from ssmax.train.parallel import Loss, build, clip_gradients
-from ssmax.train.samples import Batch, Samples
-from ssmax.train.world import alone
+from ssmax_lab.data.qa import IGNORE
+from ssmax_lab.data.stream import Prefetch
+from ssmax_lab.model import LM, LMConfig
+from ssmax_lab.model.llama import to_llama_weights
+from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
+from ssmax_lab.train.config import OptimConfig, RunConfig
+from ssmax_lab.train.loop import gradients_of
+from ssmax_lab.train.optimizer import make_optimizer
+from ssmax_lab.train.parallel import Loss, build, clip_gradients
+from ssmax_lab.train.samples import Batch, Samples
+from ssmax_lab.train.world import alone
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
@@ -57,8 +58,8 @@ CHANGES = {
     RECORDED: {"record": True},
     SOFTMAX_RECORDED: {"record": True},
     WIDE: {"residual": "float32"},
-    LEAN: {"keep_activations": 0.85},
-    LEAN_RECORDED: {"keep_activations": 0.85, "record": True},
+    LEAN: {"activation_memory_budget": 0.85},
+    LEAN_RECORDED: {"activation_memory_budget": 0.85, "record": True},
 }
 PAIRS = [(SOFTMAX, SSMAX), (SOFTMAX_RECORDED, RECORDED)]
 SEED = 0
@@ -67,12 +68,14 @@ SEED = 0
 class PlainBlock(nn.Module):
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
-        width, self.heads = config.width, config.num_heads
+        width, self.heads = config.hidden_size, config.num_heads
         self.attention_norm = nn.RMSNorm(width, eps=config.norm_eps)
         self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
         self.ff_norm = nn.RMSNorm(width, eps=config.norm_eps)
-        self.gate, self.up = (nn.Linear(width, config.ff_width, bias=False) for _ in range(2))
-        self.down = nn.Linear(config.ff_width, width, bias=False)
+        self.gate, self.up = (
+            nn.Linear(width, config.intermediate_size, bias=False) for _ in range(2)
+        )
+        self.down = nn.Linear(config.intermediate_size, width, bias=False)
 
     def forward(self, x_BTC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         h = self.attention_norm(x_BTC)
@@ -101,10 +104,10 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PlainModel(nn.Module):
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(PlainBlock(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.width, eps=config.norm_eps)
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         half = config.head // 2
         rates = config.theta ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(config.train_length, dtype=torch.float64), rates)
@@ -151,7 +154,12 @@ def check_agreement() -> float:
     """Largest relative difference of loss and gradients, small model, float64."""
     torch.manual_seed(SEED)
     config = LMConfig(
-        num_layers=2, num_heads=2, width=32, ff_width=48, vocab_size=97, train_length=24
+        num_layers=2,
+        num_heads=2,
+        hidden_size=32,
+        intermediate_size=48,
+        vocab_size=97,
+        train_length=24,
     )
     model = LM(config).double()
     plain = PlainModel(config).double()
@@ -301,7 +309,12 @@ def main() -> None:
     batch, steps, warmup = arguments.batch, 40, 10
     if arguments.quick:
         shape = LMConfig(
-            num_layers=2, num_heads=4, width=64, ff_width=128, vocab_size=257, train_length=128
+            num_layers=2,
+            num_heads=4,
+            hidden_size=64,
+            intermediate_size=128,
+            vocab_size=257,
+            train_length=128,
         )
         batch, steps, warmup = 8, 10, 5
     if arguments.only:
@@ -313,7 +326,7 @@ def main() -> None:
     provenance = Provenance.here(
         config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
     )
-    shape_name = f"{shape.num_layers}x{shape.width} B{batch} T{shape.train_length}"
+    shape_name = f"{shape.num_layers}x{shape.hidden_size} B{batch} T{shape.train_length}"
     if arguments.pairs:
         for pair in PAIRS:
             taken = in_turns(pair, shape, batch, turns=3 if arguments.quick else 20)

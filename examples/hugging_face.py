@@ -13,14 +13,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from ssmax.data import ShardSet, load_tokenizer, prepare
-from ssmax.data.tokenizer import Tokenizer
-from ssmax.hf.subject import load_causal
-from ssmax.lm import to_llama_weights
-from ssmax.serve import export
-from ssmax.study.hf_measurement import hf_tokenizer
-from ssmax.tiny import run_folder
-from ssmax.train import load_run_model, load_run_tokenizer
+from ssmax.export import export
+from ssmax_lab.data import ShardSet, load_tokenizer, prepare
+from ssmax_lab.data.tokenizer import Tokenizer
+from ssmax_lab.model import to_llama_weights
+from ssmax_lab.model.hf_causal_lm import load_causal
+from ssmax_lab.study.hf_measurement import hf_tokenizer
+from ssmax_lab.tiny import run_folder
+from ssmax_lab.train import load_run_model, load_run_tokenizer
 
 
 def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:

@@ -17,10 +17,10 @@ import numpy as np
 
 import ssmax.hf
 from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
-from ssmax.eval import measure_position_loss
-from ssmax.records import Provenance
-from ssmax.report.figures import figure5
-from ssmax.report.style import as_svg
+from ssmax_lab.eval import measure_position_loss
+from ssmax_lab.records import Provenance
+from ssmax_lab.report.figures import figure5
+from ssmax_lab.report.style import as_svg
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     def measured(name: str):
         here = Provenance.here(config=vars(asked), device="cpu", seed=0)
         return measure_position_loss(
-            ssmax.hf.CausalSubject(model), rows, run=name, provenance=here, batch=8
+            ssmax.hf.HFCausalLM(model), rows, run=name, provenance=here, batch=8
         )
 
     if not is_converted(model):

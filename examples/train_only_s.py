@@ -20,7 +20,7 @@ from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write
 
 def loss_of(model, rows) -> float:
     """The mean of all rows; a row longer than the model's positions is refused."""
-    subject = ssmax.hf.CausalSubject(model)
+    subject = ssmax.hf.HFCausalLM(model)
     return torch.cat([subject.losses(row[None]) for row in rows]).mean().item()
 
 

@@ -28,10 +28,10 @@ import typer.main
 
 from hugging_face import write_model
 from ssmax.cli import app
-from ssmax.cli.prepare import default_data
-from ssmax.data import embedded
-from ssmax.data.tokenizer import load_tokenizer
-from ssmax.tiny import run_folder
+from ssmax_lab.cli.prepare import default_data
+from ssmax_lab.data import embedded
+from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.tiny import run_folder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -50,29 +50,29 @@ STEPS = (
     "--set data.validation_windows=2"
 )
 SMALL = (
-    f"{STEPS} --set model.num_layers=1 --set model.num_heads=2 --set model.width=16 "
-    "--set model.ff_width=16 --set model.train_length=64 --set run.compile=false "
+    f"{STEPS} --set model.num_layers=1 --set model.num_heads=2 --set model.hidden_size=16 "
+    "--set model.intermediate_size=16 --set model.train_length=64 --set run.compile=false "
     "--set run.precision=float32"
 )
 SHORTER = {
     "lm_eval run": """--metadata '{"lengths": [150], "depths": [0.5], "trials": 1}'""",
     "python examples/train_only_s.py": "--steps 1",
-    "ssmax data prepare": "--workers 1",
-    "ssmax evaluate all": "--documents 1 --depths 1 --trials 1 --device cpu",
-    "ssmax evaluate fading": "--length 300 --documents 1 --device cpu",
-    "ssmax evaluate needle": "--depths 1 --trials 1 --device cpu",
-    "ssmax evaluate needle-score": "--trials 1 --device cpu",
-    "ssmax evaluate position-loss": "--documents 1 --device cpu",
-    "ssmax evaluate position-loss runs/": "--length 300 --documents 1 --device cpu",
+    "ssmax-lab data prepare": "--workers 1",
+    "ssmax-lab evaluate all": "--documents 1 --depths 1 --trials 1 --device cpu",
+    "ssmax-lab evaluate fading": "--length 300 --documents 1 --device cpu",
+    "ssmax-lab evaluate needle": "--depths 1 --trials 1 --device cpu",
+    "ssmax-lab evaluate needle-score": "--trials 1 --device cpu",
+    "ssmax-lab evaluate position-loss": "--documents 1 --device cpu",
+    "ssmax-lab evaluate position-loss runs/": "--length 300 --documents 1 --device cpu",
     "ssmax export": "--check-tokens 100",
-    "ssmax finetune": STEPS,
-    "ssmax generate": "--max-new-tokens 4 --device cpu",
-    "ssmax pretrain": SMALL,
-    "ssmax report": "--no-open",
-    "ssmax reproduce": "--dry-run",
+    "ssmax-lab finetune": STEPS,
+    "ssmax-lab generate": "--max-new-tokens 4 --device cpu",
+    "ssmax-lab pretrain": SMALL,
+    "ssmax-lab report": "--no-open",
+    "ssmax-lab reproduce": "--dry-run",
     # What is computed needs no training, and the records are packed all the same.
-    "ssmax reproduce --only figure1 ": "--no-open",
-    "ssmax reproduce --preset gpu --data": "--only figure1 --no-open",
+    "ssmax-lab reproduce --only figure1 ": "--no-open",
+    "ssmax-lab reproduce --preset gpu --data": "--only figure1 --no-open",
     "ssmax serve": "--port 0 --device cpu",
     "torchrun": SMALL,
 }
@@ -98,7 +98,7 @@ def commands(page: Path) -> list[str]:
 
 
 def is_command(words: list[str]) -> bool:
-    """A program, a verb and what it is to work on; `ssmax data prepare` is but a name."""
+    """A program, a verb and what it is to work on; `ssmax-lab data prepare` is but a name."""
     program, *rest = words
     if program == "ssmax":
         rest = parsed(words)[2]
@@ -141,7 +141,7 @@ def write_gpt2(path: Path, _) -> None:
     )  # fmt: skip
     transformers.GPT2LMHeadModel(config).save_pretrained(path)
     transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(resources.files("ssmax.data") / "small_tokenizer.json"),
+        tokenizer_file=str(resources.files("ssmax_lab.data") / "small_tokenizer.json"),
         eos_token="<|endoftext|>",
     ).save_pretrained(path)
 
@@ -198,7 +198,9 @@ def write_piece(path: Path, name: re.Match) -> None:
     """Records of another machine."""
     piece = f"{name[1]}-{name[2]}"
     study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --piece {piece}"
-    command = f"ssmax reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+    command = (
+        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+    )
     in_process(shortened(command), {})
 
 
@@ -214,7 +216,7 @@ BROUGHT_ALONG = {
     r"mine\.toml": lambda path, _: path.write_text("[optim]\nweight_decay = 0.05\n"),
     r"runs/(\w+)-([ab])(-qa)?": write_run,
     r"texts": write_texts,
-    r"tokens|windows": typed("ssmax data prepare texts {path} --tokenizer gpt2"),
+    r"tokens|windows": typed("ssmax-lab data prepare texts {path} --tokenizer gpt2"),
     r"train-v2\.0\.json|squad-part\.json": write_questions,
 }
 """What a reader has before the page begins, by its name, and how it comes about."""

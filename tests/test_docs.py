@@ -17,8 +17,8 @@ import pictures
 import speed_page
 import ssmax
 from ssmax.cli.app import app
-from ssmax.report.style import as_svg
-from ssmax.train import PRETRAINING
+from ssmax_lab.report.style import as_svg
+from ssmax_lab.train import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
@@ -179,7 +179,10 @@ def test_import_warns_of_nothing_and_loads_no_torch():
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n" and done.stderr == ""
-    code = "import ssmax.nn, ssmax.lm, ssmax.ops.attention, ssmax.data, ssmax.records, ssmax.eval"
+    code = (
+        "import ssmax.nn, ssmax.ops.attention, ssmax_lab.data, ssmax_lab.eval, ssmax_lab.model, "
+        "ssmax_lab.records"
+    )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 

@@ -17,8 +17,8 @@ import torch
 import ssmax
 from ssmax import nn
 from ssmax.ops.visible import visibility
-from ssmax.train import TrainConfig
-from ssmax.train.converted_config import ConvertedTrainConfig
+from ssmax_lab.train import TrainConfig
+from ssmax_lab.train.converted_config import ConvertedTrainConfig
 
 T, S, H, G, D = 6, 6, 4, 2, 8
 
@@ -46,7 +46,9 @@ def test_every_public_name_is_there_and_documented():
         ssmax.ssmx  # noqa: B018 (the access is the test)
 
 
-@pytest.mark.parametrize("package", ["ssmax", "ssmax.data", "ssmax.hf", "ssmax.ops", "ssmax.serve"])
+@pytest.mark.parametrize(
+    "package", ["ssmax", "ssmax_lab.data", "ssmax.hf", "ssmax.ops", "ssmax.export"]
+)
 def test_the_type_checker_and_dir_know_what_is_loaded_on_first_use(package):
     code = f"import {package} as it; print(*(name for name in dir(it) if name[0] != '_'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -238,21 +240,21 @@ BAD = {
     "a single n": (lambda: nn.SSMaxScale(4, "softmax")(torch.tensor(3)), "num_keys must be"),
     "odd width of a rotary": (lambda: nn.RotaryEmbedding(7), "even and at least 0, got 7"),
     "width that does not divide": (lambda: nn.SelfAttention(30, 4, rule="softmax"), "width must be a multiple of num_heads, got 30 and 4"),
-    "key heads that do not divide": (lambda: nn.SelfAttention(32, 4, num_key_heads=3, rule="softmax"), "multiple of key heads, got 4 and 3"),
-    "rotary wider than the head": (lambda: nn.SelfAttention(32, 4, rotary_width=16, rule="softmax"), "rotary_width must be at most the head width, 8"),
+    "key heads that do not divide": (lambda: nn.SelfAttention(32, 4, num_kv_heads=3, rule="softmax"), "multiple of key heads, got 4 and 3"),
+    "rotary wider than the head": (lambda: nn.SelfAttention(32, 4, rotary_dim=16, rule="softmax"), "rotary_dim must be at most the head width, 8"),
     "x of rank 2": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 32)), r"x must be \(batch, tokens, width\)"),
     "a layer with an unknown backend": (lambda: nn.SelfAttention(32, 4, rule="softmax", backend="nope"), "backend must be one of"),
     "a layer with dropout 1.5": (lambda: nn.SelfAttention(32, 4, rule="softmax", dropout_p=1.5), "dropout_p must be"),
     "a layer with window -3": (lambda: nn.SelfAttention(32, 4, rule="softmax", window=-3), "window must be at least 1"),
     "padding of another batch for a layer": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 6, 32), key_padding_mask=TOKENS), "a row for each of the 3 rows"),
-    "sight of other tokens": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(1, 5, 32), sight=visibility(3, 3, is_causal=True)), "sight must be of 5 queries"),
-    "sight and padding": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(2, 6, 32), sight=visibility(6, 6, is_causal=True), key_padding_mask=TOKENS), "sight says what is visible"),
+    "mask_spec of other tokens": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(1, 5, 32), mask_spec=visibility(3, 3, is_causal=True)), "mask_spec must be of 5 queries"),
+    "mask_spec and padding": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(2, 6, 32), mask_spec=visibility(6, 6, is_causal=True), key_padding_mask=TOKENS), "mask_spec says what is visible"),
     "a negative theta": (lambda: nn.RotaryEmbedding(4, theta=-1.0), "theta must be positive"),
     "n of three dimensions": (lambda: nn.SSMaxScale(4, "softmax")(torch.ones(2, 4, 3).long()), "num_keys must be"),
     "a table of another length": (lambda: nn.SSMaxScale(4, "probe", 1024, table=nn.ProbeTable(16)), "ends at n = 16, train_length is 1024"),
     "advancing past what was written": (lambda: nn.KVCache(2).advance(3), "every layer must have written"),
     "no layers": (lambda: nn.KVCache(0), "num_layers must be at least 1"),
-    "no room": (lambda: nn.KVCache.preallocated(1, batch=1, num_key_heads=1, max_keys=0, head_width=8), "max_keys must be at least 1"),
+    "no room": (lambda: nn.KVCache.preallocated(1, batch=1, num_kv_heads=1, max_keys=0, head_dim=8), "max_keys must be at least 1"),
     "keys and values of other tokens": (lambda: nn.KVCache(1).write(0, heads(), heads(tokens=5)), "keys and values must agree"),
     "a layer too many": (lambda: nn.KVCache(1).write(1, heads(), heads()), r"layer must lie in 0\.\.0, got 1"),
 }  # fmt: skip
@@ -312,7 +314,7 @@ def test_every_setting_of_a_run_is_in_the_reference_and_says_what_it_is():
 
 
 def test_rooms_that_the_api_lists_are_there():
-    import_of = "import ssmax; ssmax.tiny.run_folder; ssmax.ops.loss; ssmax.ops.decode"
+    import_of = "import ssmax; ssmax_lab.tiny.run_folder; ssmax_lab.model.loss; ssmax.ops.decode"
     subprocess.run([sys.executable, "-c", import_of], check=True)
     with pytest.raises(AttributeError, match="no attribute 'los'"):
         ssmax.ops.los  # noqa: B018 (the access is the test)

@@ -5,7 +5,7 @@ from pathlib import Path
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from ssmax.report.page import explorer_page
+from ssmax_lab.report.page import explorer_page
 
 ROOT = Path(__file__).parent.parent
 FROM_ROOT = {"changes.md": "CHANGELOG.md", "security.md": "SECURITY.md"}

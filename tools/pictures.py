@@ -10,8 +10,8 @@ import torch
 
 from ssmax import visible_keys
 from ssmax.ops.visible import visibility
-from ssmax.report.figures import figure1
-from ssmax.report.style import as_svg
+from ssmax_lab.report.figures import figure1
+from ssmax_lab.report.style import as_svg
 
 FOLDER = Path(__file__).parent.parent / "docs" / "pictures"
 CELL, GAP, LEFT, TOP = 22, 3, 66, 40

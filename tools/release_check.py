@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 BARE = """
 import torch
 from ssmax import SSMaxScale, initial_s, ssmax, ssmax_attention
-from ssmax.lm import LM, LMConfig
+from ssmax_lab.model import LM, LMConfig
 
 z = torch.full((1000,), -2.0)
 z[-1] = 3.0
@@ -25,7 +25,8 @@ q, k, v = (torch.randn(1, 4, 32, 16) for _ in range(3))
 s = torch.full((4,), initial_s(32), requires_grad=True)
 ssmax_attention(q, k, v, s, is_causal=True).sum().backward()
 assert s.grad.isfinite().all()
-model = LM(LMConfig(num_layers=1, num_heads=2, width=16, ff_width=16, vocab_size=9, rule="ssmax"))
+sizes = dict(num_layers=1, num_heads=2, hidden_size=16, intermediate_size=16, vocab_size=9)
+model = LM(LMConfig(**sizes, rule="ssmax"))
 assert len(model.eval().generate([[1, 2]], max_new_tokens=3)[0]) == 3
 """
 

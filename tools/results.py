@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from ssmax._files import write_whole
-from ssmax.report.results import (
+from ssmax_lab.report.results import (
     BASES,
     read_results,
     shown_figures,
@@ -14,8 +14,8 @@ from ssmax.report.results import (
     variants_figure,
     written,
 )
-from ssmax.report.style import as_svg
-from ssmax.study.reproduction import report
+from ssmax_lab.report.style import as_svg
+from ssmax_lab.study.reproduction import report
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("results*.md")))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmax.report.style import as_svg, new_figure
+from ssmax_lab.report.style import as_svg, new_figure
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"

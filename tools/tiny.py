@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ssmax.data.embedded import embedded_version
-from ssmax.records import config_hash
-from ssmax.tiny import NAMES, RUNS
-from ssmax.train import read_run_config
+from ssmax_lab.data.embedded import embedded_version
+from ssmax_lab.records import config_hash
+from ssmax_lab.tiny import NAMES, RUNS
+from ssmax_lab.train import read_run_config
 
 TEXT, TOKENIZER = "data/embedded-small", "small"
 
@@ -40,7 +40,7 @@ def keep(run: Path, kept: Path) -> None:
     provenance["config_hash"] = config_hash(config)
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(run / "model", kept / "model")
-    shutil.copy(run / "journal.jsonl", kept)
+    shutil.copy(run / "metrics.jsonl", kept)
     (kept / "config.json").write_text(
         json.dumps({**config, "provenance": provenance}, indent=2) + "\n"
     )

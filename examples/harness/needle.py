@@ -12,8 +12,8 @@ from typing import Any
 
 import datasets
 
-from ssmax.data import ShardSet, prepare
-from ssmax.data.haystack import hide, random_needle
+from ssmax_lab.data import ShardSet, prepare
+from ssmax_lab.data.haystack import hide, random_needle
 
 CHOICES = 4
 

@@ -15,7 +15,7 @@ import transformers
 import ssmax.hf
 from hugging_face import load, text_rows, text_tokens, write_model
 from needle_map import names_of
-from ssmax.data import ShardSet, load_tokenizer, prepare
+from ssmax_lab.data import ShardSet, load_tokenizer, prepare
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPTS = ["needle_map.py", "position_loss.py", "train_only_s.py", "transformer.py"]
@@ -52,7 +52,7 @@ def folders(tmp_path_factory):
         model = ssmax.hf.convert(load(found["softmax"]), **options)
         with torch.no_grad():
             for key, value in model.named_parameters():
-                if key.endswith("ssmax.scale"):
+                if key.endswith("ssmax.s"):
                     value.fill_(0.2)
         found[name] = home / name / "model"
         model.save_pretrained(found[name])
@@ -62,16 +62,16 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def learnt_positions(folders, tmp_path):
+def learned_positions(folders, tmp_path):
     """A model that has positions up to 128 and no further."""
     config = transformers.GPT2Config(
         n_embd=32, n_layer=1, n_head=2, n_positions=128, vocab_size=768, bos_token_id=0,
         eos_token_id=0,
     )  # fmt: skip
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "learnt")
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "learned")
     tokenizer = (folders["softmax"] / "tokenizer.json").read_text()
-    (tmp_path / "learnt" / "tokenizer.json").write_text(tokenizer)
-    return tmp_path / "learnt"
+    (tmp_path / "learned" / "tokenizer.json").write_text(tokenizer)
+    return tmp_path / "learned"
 
 
 def test_a_transformer_of_a_hundred_lines_learns_under_both(tmp_path):
@@ -170,9 +170,11 @@ def test_the_s_of_a_converted_folder_goes_on_learning(folders, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["position_loss.py", "train_only_s.py", "needle_map.py"])
-def test_more_than_the_learnt_positions_are_refused_in_one_line(script, learnt_positions, tmp_path):
-    said = refused(script, learnt_positions, "--length", "256", home=tmp_path)
-    assert said.startswith("error: GPT2LMHeadModel has learnt 128 positions and cannot read ")
+def test_more_than_the_learned_positions_are_refused_in_one_line(
+    script, learned_positions, tmp_path
+):
+    said = refused(script, learned_positions, "--length", "256", home=tmp_path)
+    assert said.startswith("error: GPT2LMHeadModel has learned 128 positions and cannot read ")
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -183,7 +185,7 @@ def test_help_keeps_its_lines(script, tmp_path):
 
 @pytest.fixture(scope="module")
 def unseen(tmp_path_factory):
-    """What `ssmax pretrain` kept from the small models, in their own tokens."""
+    """What `ssmax-lab pretrain` kept from the small models, in their own tokens."""
     folder = tmp_path_factory.mktemp("embedded")
     prepare("embedded", folder, tokenizer="small", workers=1)
     shards = ShardSet.open(folder / "validation")

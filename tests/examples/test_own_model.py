@@ -75,9 +75,9 @@ def test_the_port_starts_where_multihead_attention_starts():
 @pytest.mark.parametrize("name", ["Attention", "CausalSelfAttention"])
 def test_s_is_not_rounded(name):
     port = made(defined(name))
-    before = port.ssmax.scale.detach().clone()
+    before = port.ssmax.s.detach().clone()
     out = port.bfloat16()(torch.randn(1, 5, 64, dtype=torch.bfloat16))
-    assert torch.equal(port.ssmax.scale, before)
+    assert torch.equal(port.ssmax.s, before)
     assert (out[0] if isinstance(out, tuple) else out).dtype == torch.bfloat16
 
 
@@ -123,9 +123,9 @@ def test_two_ranks_of_fsdp2_have_the_gradients_of_one(tmp_path, on_two_ranks):
     together = gradients(made(defined("CausalSelfAttention")), inputs())
     for name, grad in together.items():
         torch.testing.assert_close(found["together"][name], grad, msg=name)
-    s = gradients(made(Called), inputs())["ssmax.scale"]
-    torch.testing.assert_close(found["bfloat16"]["ssmax.scale"], s, rtol=0.05, atol=1e-5)
-    assert found["bfloat16"]["ssmax.scale"].dtype == torch.float32
+    s = gradients(made(Called), inputs())["ssmax.s"]
+    torch.testing.assert_close(found["bfloat16"]["ssmax.s"], s, rtol=0.05, atol=1e-5)
+    assert found["bfloat16"]["ssmax.s"].dtype == torch.float32
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""One device for all tests: the GPU where there is one, else the CPU with Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    # Read by Triton when the kernels are defined, so it is set before anything imports them.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import hypothesis  # noqa: E402 (Triton's variable comes first)
+import pytest  # noqa: E402 (likewise)
+
+hypothesis.settings.register_profile("ci", max_examples=2_000, deadline=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "deep", parent=hypothesis.settings.get_profile("ci"), max_examples=50_000
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what this machine cannot run, with the reason."""
+    missing = {} if HAS_GPU else {"gpu": "needs a CUDA device"}
+    if importlib.util.find_spec("llama_cpp") is None:
+        missing["engines"] = "needs llama.cpp; make test-engines builds it"
+    for item in items:
+        for marker, reason in missing.items():
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks():
+    """Runs a script on two processes of one machine, a thread each."""
+
+    def run(script, *arguments):
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+            str(script), *map(str, arguments),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=240, check=False,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def device() -> str:
+    """Name the device that tests of kernels run on."""
+    return "cuda" if HAS_GPU else "cpu"

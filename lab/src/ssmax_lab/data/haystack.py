@@ -1,0 +1,237 @@
+"""A needle in a haystack: a sentence with a number, hidden in a text and asked for behind it."""
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssmax.errors import UsageError
+from ssmax_lab.data.qa import Example, Question, format_question
+from ssmax_lab.data.shards import ShardSet
+
+CITIES = (
+    "Athens",
+    "Berlin",
+    "Cairo",
+    "Delhi",
+    "Geneva",
+    "Havana",
+    "Kyoto",
+    "Lagos",
+    "Lima",
+    "London",
+    "Madrid",
+    "Naples",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seoul",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+)
+DIGITS = 7
+TEXT_TOKENS = 4_000_000
+"""Of the text that needles are hidden in, at most."""
+PAPERS_NEEDLE = ("Tokyo", "8106422")
+
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Needle:
+    """What is hidden, and asked for."""
+
+    city: str
+    number: str
+
+    @property
+    def statement(self) -> str:
+        """The sentence up to its number."""
+        return f" The special magic {self.city} number is:"
+
+    @property
+    def question(self) -> str:
+        """What is asked at the end."""
+        return f"What is the special magic {self.city} number?"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Haystack:
+    """A prompt that ends where the number should follow."""
+
+    tokens: list[int]
+    needle: Needle
+    sentence: tuple[int, int]
+    """Where the needle's sentence is among the tokens: from, to."""
+    number: tuple[int, int]
+    """Where its number is."""
+    answer: list[int]
+    """The number's tokens, as they should follow."""
+
+
+def random_needle(chance: random.Random, *, digits: int = DIGITS) -> Needle:
+    """A city and a number that does not begin with 0."""
+    if digits < 1:
+        raise UsageError(f"digits must be at least 1, got {digits}")
+    first = chance.choice("123456789")
+    rest = "".join(chance.choice("0123456789") for _ in range(digits - 1))
+    return Needle(city=chance.choice(CITIES), number=first + rest)
+
+
+def hide(
+    needle: Needle,
+    text: Sequence[int] | np.ndarray,
+    *,
+    length: int,
+    depth: float,
+    encode: Encode,
+    breaks: frozenset[int] = frozenset(),
+) -> Haystack:
+    """A prompt of `length` tokens with the needle at a depth, 0: at the start, 1: at the end.
+
+    `text` is cut to what is left of the length. The needle goes behind the last of the tokens
+    `breaks`, those that end a sentence, before its place; to the place itself where there is none.
+    """
+    if not 0.0 <= depth <= 1.0:
+        raise UsageError(f"depth must be from 0 to 1, got {depth}")
+    statement, number, end, question = _parts(needle, encode)
+    room = length - len(statement) - len(number) - len(end) - len(question)
+    if room < 0:
+        raise UsageError(
+            f"a context of {length} tokens is too short: the needle and its question alone take "
+            f"{length - room}"
+        )
+    if len(text) < room:
+        raise UsageError(
+            f"the haystack has {len(text)} tokens, a context of {length} needs {room}; "
+            "give a longer text"
+        )
+    hay = np.asarray(text[:room]).tolist()
+    place = _place(hay, round(depth * room), breaks)
+    sentence = (place, place + len(statement) + len(number) + len(end))
+    start = place + len(statement)
+    return Haystack(
+        tokens=[*hay[:place], *statement, *number, *end, *hay[place:], *question],
+        needle=needle,
+        sentence=sentence,
+        number=(start, start + len(number)),
+        answer=number,
+    )
+
+
+def hidden_examples(
+    text: Sequence[int] | np.ndarray,
+    *,
+    count: int,
+    length: int,
+    digits: int,
+    seed: int,
+    encode: Encode,
+    breaks: frozenset[int],
+    end_of_document: int,
+) -> list[Example]:
+    """Needles in stretches of a text, each with its question and answer, for fine-tuning.
+
+    An example takes at most `length` tokens; its context, its depth, its city and its number are
+    drawn.
+    """
+    chance = random.Random(f"hidden numbers {seed}")
+    least = max(_bare_length(city, digits, encode) for city in CITIES)
+    room = length - len(encode(f" {'9' * digits}")) - 1
+    if room < least:
+        raise UsageError(
+            f"a hidden number of {digits} digits and its question take {least} tokens and the "
+            f"answer {length - room}, more than a row of {length}; take questions that are "
+            "'invented' or from a file, or a longer row"
+        )
+    if len(text) <= length:
+        raise UsageError(f"the text has {len(text)} tokens, too few to hide numbers in {length}")
+    examples = []
+    for _ in range(count):
+        start = chance.randrange(len(text) - length)
+        stack = hide(
+            random_needle(chance, digits=digits),
+            text[start : start + length],
+            length=chance.randint(least, room),
+            depth=chance.random(),
+            encode=encode,
+            breaks=breaks,
+        )
+        tokens = [*stack.tokens, *stack.answer, end_of_document]
+        examples.append(Example(tokens=np.array(tokens, np.int32), answer_start=len(stack.tokens)))
+    return examples
+
+
+def _bare_length(city: str, digits: int, encode: Encode) -> int:
+    """Tokens of a prompt that has no text but its needle."""
+    needle = Needle(city=city, number="9" * digits)
+    return sum(map(len, _parts(needle, encode)))
+
+
+def _parts(needle: Needle, encode: Encode) -> tuple[list[int], ...]:
+    """Tokens of the sentence up to its number, of the number, of the stop, of the question."""
+    asked, _ = format_question(
+        Question(id="needle", context="", question=needle.question, answer=needle.number)
+    )
+    return encode(needle.statement), encode(f" {needle.number}"), encode("."), encode(asked)
+
+
+def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:
+    for place in range(wanted, 0, -1):
+        if hay[place - 1] in breaks:
+            return place
+    return wanted
+
+
+def haystack_text(shards: ShardSet) -> np.ndarray:
+    """The tokens to hide needles in: as the text runs on, without ends of documents."""
+    tokens = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
+    return tokens[tokens != shards.vocabulary.end_of_document]
+
+
+def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
+    """Rows of end_of_document and `length` tokens: the first documents that are so long.
+
+    Where too few are, the text is taken as it runs on from document to document.
+    """
+    if length < 1 or count < 1:
+        raise UsageError(f"length and count must be at least 1, got {length} and {count}")
+    bounds = [*shards.document_starts().tolist(), shards.num_tokens]
+    starts = [a for a, b in itertools.pairwise(bounds) if b - a > length][:count]
+    if len(starts) < count:
+        starts = list(range(0, shards.num_tokens - length + 1, length))[:count]
+    if not starts:
+        raise UsageError(
+            f"{shards.folder} holds {shards.num_tokens} tokens, too few for a row of {length}; "
+            "prepare more text or measure shorter contexts"
+        )
+    end = shards.vocabulary.end_of_document
+    return np.stack([np.append(end, shards.slice(start, start + length)) for start in starts])
+
+
+def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
+    """The tokens whose text ends a sentence or a line."""
+    return frozenset(
+        token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
+    )
+
+
+def found_digits(continuation: str, number: str) -> int:
+    """How many digits of the number a continuation begins with, in their places."""
+    said = continuation.strip()
+    return sum(a == b for a, b in zip(said, number, strict=False))
+
+
+def says_first_digit(continuation: str, number: str) -> bool:
+    """True where a continuation begins with the number's first digit."""
+    return continuation.strip().startswith(number[0])
+
+
+def says_number(continuation: str, number: str) -> bool:
+    """True where a continuation begins with the whole number and no further digit."""
+    said = continuation.strip()
+    return said.startswith(number) and not said[len(number) : len(number) + 1].isdigit()

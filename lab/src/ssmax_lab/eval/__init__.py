@@ -1,0 +1,35 @@
+"""What the paper measures, on any model that can answer three questions.
+
+Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax_lab.eval.fading import measure_fading as measure_fading
+    from ssmax_lab.eval.needle_score import measure_needle_scores as measure_needle_scores
+    from ssmax_lab.eval.position_loss import measure_position_loss as measure_position_loss
+    from ssmax_lab.eval.protocols import EvalModel as EvalModel
+    from ssmax_lab.eval.retrieval import measure_retrieval as measure_retrieval
+
+_HOME_OF = {
+    "EvalModel": "protocols",
+    "measure_fading": "fading",
+    "measure_needle_scores": "needle_score",
+    "measure_position_loss": "position_loss",
+    "measure_retrieval": "retrieval",
+}
+
+__all__ = [
+    "EvalModel",
+    "measure_fading",
+    "measure_needle_scores",
+    "measure_position_loss",
+    "measure_retrieval",
+]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

@@ -1,0 +1,22 @@
+"""The three questions. Whoever answers them can be measured: `ssmax_lab.model.LM` does as it is."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class EvalModel(Protocol):
+    """A language model as it is seen from here."""
+
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        """-log p of every token given those before it: (B, T - 1), float32."""
+        ...
+
+    def attention_rows(self, tokens_BT: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
+        """Weights of chosen queries, (B, H, rows, T), one layer after the other."""
+        ...
+
+    def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
+        """The likeliest continuation of every prompt."""
+        ...

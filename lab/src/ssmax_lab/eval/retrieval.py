@@ -1,0 +1,161 @@
+"""Figure 6: is a number found again, whatever the length of the text and wherever it was hidden?"""
+
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ssmax._files import in_turn, make_folder, write_whole
+from ssmax.errors import UsageError
+from ssmax_lab.data.haystack import (
+    DIGITS,
+    Haystack,
+    Needle,
+    found_digits,
+    hide,
+    random_needle,
+    says_first_digit,
+    says_number,
+    sentence_ends,
+)
+from ssmax_lab.data.tokenizer import Tokenizer
+from ssmax_lab.eval.protocols import EvalModel
+from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_json_line
+
+
+def measure_retrieval(
+    subject: EvalModel,
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    *,
+    run: str,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    seed: int,
+    out: Path,
+    provenance: Provenance,
+    batch: int = 8,
+    digits: int = DIGITS,
+    on_cell: Callable[[int, int], None] | None = None,
+) -> list[NeedleTrial]:
+    """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
+
+    A grid that was stopped goes on with the cells that `out` lacks under its run and configuration.
+    Trial i of a cell has the same needle and the same stretch of text for every model.
+    """
+    if not len(lengths) or not len(depths) or trials < 1:
+        raise UsageError(
+            f"a grid needs lengths, depths and trials, got {len(lengths)}, {len(depths)}, {trials}"
+        )
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, got {batch}")
+    done = _finished(out, run, provenance.config_hash, trials)
+    ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
+    cells = [(length, depth) for length in lengths for depth in depths]
+    for number, (length, depth) in enumerate(cells, 1):
+        if (length, depth) not in done:
+            stacks = [
+                make_haystack(
+                    tokenizer, text, ends, length=length, depth=depth, trial=trial, seed=seed,
+                    digits=digits,
+                )
+                for trial in range(trials)
+            ]  # fmt: skip
+            found = [
+                NeedleTrial(
+                    run=run,
+                    length=length,
+                    depth=depth,
+                    trial=trial,
+                    city=stack.needle.city,
+                    number=stack.needle.number,
+                    said=said,
+                    is_whole=says_number(said, stack.needle.number),
+                    first_digit=says_first_digit(said, stack.needle.number),
+                    digits_right=found_digits(said, stack.needle.number),
+                    provenance=provenance,
+                )
+                for trial, (stack, said) in enumerate(
+                    zip(stacks, answers(subject, tokenizer, stacks, batch=batch), strict=True)
+                )
+            ]
+            _append(out, found)
+            done[length, depth] = found
+        if on_cell is not None:
+            on_cell(number, len(cells))
+    return [trial for cell in cells for trial in done[cell]]
+
+
+def make_haystack(
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    ends: frozenset[int],
+    *,
+    length: int,
+    depth: float,
+    trial: int,
+    seed: int,
+    digits: int = DIGITS,
+    needle: Needle | None = None,
+) -> Haystack:
+    """A trial's prompt: its stretch of text, and its needle unless one is given, follow from its
+    numbers alone.
+    """
+    chance = random.Random(f"needle {seed} {length} {depth} {trial}")
+    drawn = random_needle(chance, digits=digits)
+    start = chance.randrange(max(1, len(text) - length + 1))
+    return hide(
+        drawn if needle is None else needle,
+        text[start:],
+        length=length,
+        depth=depth,
+        encode=tokenizer.encode,
+        breaks=ends,
+    )
+
+
+def answers(
+    subject: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
+) -> Iterator[str]:
+    """What a model says, greedily, a few tokens past the length of the number."""
+    for start in range(0, len(stacks), batch):
+        part = stacks[start : start + batch]
+        budget = max(len(stack.answer) for stack in part) + 2
+        for new in subject.generate([stack.tokens for stack in part], budget):
+            yield tokenizer.decode(new)
+
+
+def _finished(
+    out: Path, run: str, config_hash: str, trials: int
+) -> dict[tuple[int, float], list[NeedleTrial]]:
+    """This measurement's cells in a file that are whole; what is left of others is dropped."""
+    if not out.exists():
+        return {}
+    others: list[NeedleTrial] = []
+    cells: dict[tuple[int, float], list[NeedleTrial]] = {}
+    # Another process may measure another model into this file.
+    with in_turn(out.parent):
+        for trial in read_jsonl(out, NeedleTrial):
+            is_mine = (trial.run, trial.provenance.config_hash) == (run, config_hash)
+            home = cells.setdefault((trial.length, trial.depth), []) if is_mine else others
+            home.append(trial)
+        whole = {cell: found for cell, found in cells.items() if len(found) == trials}
+        kept = others + [trial for found in whole.values() for trial in found]
+        write_whole(out, "".join(to_json_line(trial) for trial in kept))
+    return whole
+
+
+def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
+    make_folder(out.parent)
+    with in_turn(out.parent), out.open("a") as file:
+        file.write("".join(to_json_line(trial) for trial in trials))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def accuracy(trials: Sequence[NeedleTrial]) -> float:
+    """The share of whole numbers."""
+    return sum(trial.is_whole for trial in trials) / len(trials)

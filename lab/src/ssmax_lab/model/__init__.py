@@ -1,0 +1,38 @@
+"""The paper's language model: configuration, model, generation, checkpoints.
+
+Names are loaded on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax_lab.model.checkpoint import load_lm as load_lm
+    from ssmax_lab.model.checkpoint import save_lm as save_lm
+    from ssmax_lab.model.config import LMConfig as LMConfig
+    from ssmax_lab.model.llama import from_llama_weights as from_llama_weights
+    from ssmax_lab.model.llama import to_llama_weights as to_llama_weights
+    from ssmax_lab.model.model import LM as LM
+
+_HOME_OF = {
+    "LM": "model",
+    "LMConfig": "config",
+    "from_llama_weights": "llama",
+    "load_lm": "checkpoint",
+    "save_lm": "checkpoint",
+    "to_llama_weights": "llama",
+}
+
+__all__ = [
+    "LM",
+    "LMConfig",
+    "from_llama_weights",
+    "load_lm",
+    "save_lm",
+    "to_llama_weights",
+]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

@@ -1,0 +1,114 @@
+"""A model as a folder: model.safetensors and config.json. Loading runs no code from a file."""
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ssmax._extras import require
+from ssmax._files import make_folder
+from ssmax.errors import MachineError, UsageError
+from ssmax_lab.model.config import CONFIG, FORMAT, LMConfig
+from ssmax_lab.model.model import LM
+
+WEIGHTS = "model.safetensors"
+
+
+def save_lm(model: LM, folder: str | Path) -> None:
+    """Write weights and configuration; the folder is made."""
+    safetensors = require("safetensors.torch", install="ssmax-lab", purpose="saving a model")
+    folder = Path(folder)
+    make_folder(folder)
+    weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
+    from safetensors import SafetensorError
+
+    # Theta may have been changed on the model.
+    config = dataclasses.replace(model.config, theta=model.theta)
+    values = {"format": FORMAT, **config.to_dict()}
+    # New weights do not meet an old configuration, nor half of them a new one.
+    with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
+        try:
+            safetensors.save_file(weights, Path(own) / WEIGHTS)
+        except SafetensorError as error:
+            # A full disk, which safetensors tells as an error of its own.
+            raise MachineError(f"{folder / WEIGHTS} was not saved: {error}") from error
+        (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        for name in (WEIGHTS, CONFIG):
+            (Path(own) / name).replace(folder / name)
+
+
+def load_lm(
+    folder: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> LM:
+    """The model of a folder; what is missing, extra or of another shape is named."""
+    safetensors = require("safetensors.torch", install="ssmax-lab", purpose="loading a model")
+    folder = Path(folder)
+    config = read_config(folder)
+    if not (folder / WEIGHTS).is_file():
+        raise UsageError(f"{folder} holds no {WEIGHTS}; is the checkpoint whole?")
+    try:
+        weights = safetensors.load_file(folder / WEIGHTS)
+    except Exception as error:
+        raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    model = lm_of_shapes(config)
+    _check_weights(model, weights, folder)
+    model.load_state_dict(weights, assign=True)
+    return model.to(device=device, dtype=dtype)
+
+
+class _WithoutFirstValues(TorchFunctionMode):
+    """Skips torch.nn.init: random values on the meta device import all of torch.compile."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+def lm_of_shapes(config: LMConfig) -> LM:
+    """A model on the meta device, for weights that will be assigned."""
+    with torch.device("meta"), _WithoutFirstValues():
+        return LM(config)
+
+
+def read_config(folder: Path) -> LMConfig:
+    """The configuration of a folder."""
+    path = folder / CONFIG
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}")
+    if not path.is_file():
+        raise UsageError(f"{folder} is no model: it holds no {CONFIG}")
+    try:
+        values: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise UsageError(f"{path} is not of format {FORMAT}: it is another model's")
+    try:
+        return LMConfig.from_dict(values)
+    except (TypeError, UsageError) as error:
+        raise UsageError(f"{path} is no model's configuration: {error}") from error
+
+
+def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) -> None:
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    faults = [f"missing {name}" for name in expected if name not in weights]
+    faults += [f"unknown {name}" for name in weights if name not in expected]
+    faults += [
+        f"{name} is {tuple(weights[name].shape)}, not {shape}"
+        for name, shape in expected.items()
+        if name in weights and tuple(weights[name].shape) != shape
+    ]
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise UsageError(
+            f"{folder / WEIGHTS} does not fit its configuration: {'; '.join(faults[:3])}{more}"
+        )

@@ -1,0 +1,103 @@
+"""Weights to and from Transformers' Llama layout, without Transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmax.errors import UsageError
+from ssmax_lab.model.config import LMConfig
+from ssmax_lab.model.model import LM
+
+_OUTER = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
+_INNER = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.q_proj.weight": "self_attn.q_proj.weight",
+    "attention.k_proj.weight": "self_attn.k_proj.weight",
+    "attention.v_proj.weight": "self_attn.v_proj.weight",
+    "attention.o_proj.weight": "self_attn.o_proj.weight",
+    "ff_norm.weight": "post_attention_layernorm.weight",
+    "ff.gate.weight": "mlp.gate_proj.weight",
+    "ff.up.weight": "mlp.up_proj.weight",
+    "ff.down.weight": "mlp.down_proj.weight",
+}
+
+
+def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and configuration of the LlamaForCausalLM that computes the same.
+
+    Llama knows softmax attention with full rotation only: anything else is refused, because it
+    would load and score as another model.
+    """
+    config = model.config
+    for name, plain in (("rule", "softmax"), ("qk_norm", False), ("window", None)):
+        if getattr(config, name) != plain:
+            raise UsageError(
+                f"Llama has no {name}={getattr(config, name)!r}; only {name}={plain!r} can be "
+                "written in its layout"
+            )
+    if config.rotary != config.head:
+        raise UsageError(f"Llama rotates whole heads, got rotary_dim={config.rotary}")
+    state = model.state_dict()
+    weights = {theirs: state[ours] for ours, theirs in _names(config)}
+    return weights, {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.train_length,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.theta},
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "hidden_act": "silu",
+        "attention_dropout": config.dropout_p,
+        # Llama's own would be 1 and 2, which are text here: generation would stop at them.
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+def from_llama_weights(weights: Mapping[str, Tensor], config: LMConfig) -> LM:
+    """The model with the weights of a LlamaForCausalLM; under another rule, s starts as always."""
+    with torch.device("cpu"):
+        model = LM(config)
+    names = _names(config)
+    missing = [theirs for _, theirs in names if theirs not in weights]
+    unknown = sorted(set(weights) - {theirs for _, theirs in names})
+    unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
+    if missing or unknown:
+        raise UsageError(
+            f"these are not the weights of a Llama of this shape: missing {missing[:3]}, "
+            f"unknown {unknown[:3]}"
+        )
+    state = model.state_dict()
+    for ours, theirs in names:
+        if state[ours].shape != weights[theirs].shape:
+            raise UsageError(
+                f"{theirs} must be {tuple(state[ours].shape)}, got {tuple(weights[theirs].shape)}"
+            )
+        state[ours].copy_(weights[theirs])
+    return model
+
+
+def _names(config: LMConfig) -> list[tuple[str, str]]:
+    """Our name and Llama's for every weight that both have."""
+    names = list(_OUTER.items())
+    for layer in range(config.num_layers):
+        names += [
+            (f"blocks.{layer}.{ours}", f"model.layers.{layer}.{theirs}")
+            for ours, theirs in _INNER.items()
+        ]
+    return names

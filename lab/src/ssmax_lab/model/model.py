@@ -1,0 +1,327 @@
+"""The language model: embed, attend and feed forward a number of times, predict."""
+
+# B batch, T new tokens, S keys, C hidden size, F feed-forward size, V vocabulary, H heads
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ssmax.errors import UsageError
+from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
+from ssmax.ops.visible import MaskSpec, visibility
+from ssmax_lab.model import sampling
+from ssmax_lab.model.config import LMConfig
+from ssmax_lab.model.decoder import PlainDecoder, decoder_kind
+from ssmax_lab.model.loss import linear_cross_entropy
+
+
+def is_of_the_rule(name: str) -> bool:
+    """Whether a parameter goes with the rule: what its layers learn, or the probe's table."""
+    return ".ssmax." in name or name.startswith("table.")
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate: nn.Linear = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.up: nn.Linear = nn.Linear(hidden_size, intermediate_size, bias=False)
+        self.down: nn.Linear = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        """(B, T, C) to (B, T, C)."""
+        return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normed copy of the residual stream."""
+
+    def __init__(self, config: LMConfig, layer: int, table: ProbeTable | None) -> None:
+        super().__init__()
+        self.attention_norm: RMSNorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attention: SelfAttention = SelfAttention(
+            config.hidden_size,
+            config.num_heads,
+            num_kv_heads=config.kv_heads,
+            head_dim=config.head,
+            rule=config.rule,
+            train_length=config.train_length,
+            theta=config.theta,
+            rotary_dim=config.rotary,
+            qk_norm=config.qk_norm,
+            window=config.window_of(layer),
+            dropout_p=config.dropout_p,
+            table=table,
+        )
+        self.ff_norm: RMSNorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.ff: SwiGLU = SwiGLU(config.hidden_size, config.intermediate_size)
+
+    def forward(
+        self, x_BTC: Tensor, more_BTC: Tensor | None, **attention: Any
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and what has yet to be added to it, both (B, T, C); the same again.
+
+        Whoever adds norms the sum next, in one kernel of the compiler's: so the sum at the end of a
+        block is left to the next. The keywords are those of SelfAttention.
+        """
+        x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC
+        x_BTC = x_BTC + self.attention(self.attention_norm(x_BTC), **attention)
+        return x_BTC, self.ff(self.ff_norm(x_BTC))
+
+
+class LM(nn.Module):
+    """`LM(config)(tokens)` gives logits (B, T, V); `generate` continues prompts."""
+
+    residual_dtype: torch.dtype | None = None
+    """Of the residual stream; None: as the embedding has it. Training in bfloat16 narrows it."""
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding: nn.Embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.table: ProbeTable | None = None
+        if config.rule == "probe":
+            self.table = ProbeTable(config.train_length)
+        self.blocks: nn.ModuleList = nn.ModuleList(
+            Block(config, layer, self.table) for layer in range(config.num_layers)
+        )
+        self.norm: RMSNorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.head: nn.Linear = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary: RotaryEmbedding = RotaryEmbedding(config.rotary, config.theta)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Normal of 0.02, smaller by sqrt(2 layers) where a block adds to the residual stream."""
+        residual = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                adds = name.endswith(("o_proj", "ff.down"))
+                nn.init.normal_(module.weight, std=residual if adds else 0.02)
+
+    @property
+    def theta(self) -> float:
+        """Base of the rotary frequencies; may be set at any time."""
+        return self.rotary.theta
+
+    @theta.setter
+    def theta(self, theta: float) -> None:
+        self.rotary.theta = theta
+
+    @torch.no_grad()
+    def with_rule(self, rule: str) -> "LM":
+        """A copy under another rule: the same weights, the new rule's own at their start."""
+        # Its own weights are drawn for nothing; the caller's numbers stay where they are.
+        with torch.random.fork_rng(devices=[]):
+            copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
+        shared = dict(self.named_parameters())
+        for name, parameter in copy.named_parameters():
+            if name in shared and not is_of_the_rule(name):
+                parameter.data = shared[name].clone()
+        copy.theta, copy.residual_dtype = self.theta, self.residual_dtype
+        return copy.train(self.training)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are learned."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """Logits (B, T, V). A cache is written and advanced; masks cover its keys too."""
+        hidden_BTC = self.hidden(
+            tokens_BT, cache=cache, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens
+        )
+        return self.head(hidden_BTC)
+
+    def hidden(
+        self,
+        tokens_BT: Tensor,
+        *,
+        cache: KVCache | None = None,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+    ) -> Tensor:
+        """What the head reads: (B, T, C), for a loss that never makes the logits.
+
+        `max_seqlen` promises that no packed document is longer, which is faster on a GPU.
+        """
+        self._check_tokens(tokens_BT)
+        shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens, max_seqlen)
+        x_BTC, more_BTC = self._embedded(tokens_BT), None
+        for layer, block in enumerate(self.blocks):
+            own = shared[self.config.window_of(layer)]
+            x_BTC, more_BTC = block(x_BTC, more_BTC, cache=cache, layer=layer, **own)
+        if cache is not None:
+            cache.advance(tokens_BT.shape[1])
+        assert more_BTC is not None
+        return self.norm(x_BTC + more_BTC)
+
+    def _embedded(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.embedding(tokens_BT)
+        return x_BTC if self.residual_dtype is None else x_BTC.to(self.residual_dtype)
+
+    @torch.no_grad()
+    def losses(self, tokens_BT: Tensor) -> Tensor:
+        """-log p of every token given those before it, (B, T - 1), without the logits."""
+        hidden_BTC = self.hidden(tokens_BT[:, :-1])
+        return linear_cross_entropy(
+            hidden_BTC, self.head.weight, tokens_BT[:, 1:].long(), reduction="none"
+        ).float()
+
+    def attention_rows(
+        self,
+        tokens_BT: Tensor,
+        rows: Sequence[int] | Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> Iterator[Tensor]:
+        """Weights of chosen queries, (B, H, rows, S), one layer after the other.
+
+        Memory grows with rows x tokens, never with tokens x tokens.
+        """
+        self._check_tokens(tokens_BT)
+        shared = self._shared(tokens_BT, None, key_padding_mask, cu_seqlens)
+        x_BTC, more_BTC = self._embedded(tokens_BT), None
+        for layer, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            own = shared[self.config.window_of(layer)]
+            x_BTC = x_BTC if more_BTC is None else x_BTC + more_BTC
+            yield block.attention.rows(block.attention_norm(x_BTC), rows, **own)
+            x_BTC, more_BTC = block(x_BTC, None, **own)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        max_new_tokens: int,
+        **options: Any,
+    ) -> list[list[int]]:
+        """Continue every prompt; the new tokens of each, up to and without its stop token.
+
+        Options are those of `stream`. Prompts may differ in length; each comes out as it does
+        alone.
+        """
+        new: list[list[int]] = [[] for _ in prompts]
+        for tokens in self.stream(prompts, max_new_tokens, **options):
+            for row, token in zip(new, tokens, strict=True):
+                if token is not None:
+                    row.append(token)
+        return new
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]] | Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: Sequence[int] = (),
+        generator: torch.Generator | None = None,
+        decoder: str = "auto",
+    ) -> Iterator[list[int | None]]:
+        """Each step's token for every prompt, None for one that has stopped.
+
+        `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
+        likeliest that together reach that probability. `decoder` is plain, or recorded: a CUDA
+        graph, which `auto` takes for 64 new tokens and more.
+        """
+        choose = sampling.chooser(temperature, top_k, top_p, generator)
+        if max_new_tokens < 0:
+            raise UsageError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+        device = self.embedding.weight.device
+        tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
+        kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
+        # A tensor's elements are told apart by what they are, not by what they hold.
+        stop = frozenset(map(int, stop_tokens))
+        return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
+
+    def _decode(
+        self,
+        tokens_BT: Tensor,
+        keep_BT: Tensor,
+        max_new_tokens: int,
+        choose: Callable[[Tensor], Tensor],
+        stop_tokens: frozenset[int],
+        kind: type[PlainDecoder],
+    ) -> Iterator[list[int | None]]:
+        if not max_new_tokens:
+            return
+        batch, longest = tokens_BT.shape
+        decoder = kind(self, batch=batch, max_keys=longest + max_new_tokens)
+        running = [True] * batch
+        logits_BV = decoder.start(tokens_BT, keep_BT)
+        for left in reversed(range(max_new_tokens)):
+            chosen_B = choose(logits_BV.float())
+            step: list[int | None] = []
+            for row, token in enumerate(chosen_B.tolist()):
+                running[row] = running[row] and token not in stop_tokens
+                step.append(token if running[row] else None)
+            if not any(running):
+                return
+            yield step
+            if left:
+                logits_BV = decoder.step(chosen_B)
+
+    def _shared(
+        self,
+        tokens_BT: Tensor,
+        cache: KVCache | None,
+        key_padding_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        max_seqlen: int | None = None,
+    ) -> dict[int | None, dict[str, Any]]:
+        """What layers of one window need alike: who sees whom, n, and the rotary tables."""
+        num_new = tokens_BT.shape[1]
+        num_keys = num_new if cache is None else cache.length + num_new
+        windows = map(self.config.window_of, range(self.config.num_layers))
+        sights = {
+            window: visibility(
+                num_new,
+                num_keys,
+                is_causal=True,
+                window=window,
+                cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
+                key_padding_mask=key_padding_mask,
+                batch=tokens_BT.shape[0],
+                device=tokens_BT.device,
+            )
+            for window in dict.fromkeys(windows)
+        }
+        # Positions do not depend on what is visible.
+        rotary = self.rotary(_positions(next(iter(sights.values()))))
+        return {
+            window: {"mask_spec": mask_spec, "num_keys": mask_spec.num_visible(), "rotary": rotary}
+            for window, mask_spec in sights.items()
+        }
+
+    def _check_tokens(self, tokens_BT: Tensor) -> None:
+        if tokens_BT.dim() != 2 or tokens_BT.is_floating_point() or tokens_BT.dtype == torch.bool:
+            raise UsageError(
+                "tokens must be integers of shape (batch, tokens), "
+                f"got {tokens_BT.dtype} of shape {tuple(tokens_BT.shape)}"
+            )
+
+
+def _positions(mask_spec: MaskSpec) -> Tensor:
+    """Position of every new token in its own document, padding not counted: (T,) or (B, T)."""
+    index_T = mask_spec.index()
+    if mask_spec.key_padding_mask is not None:
+        return (mask_spec.key_padding_mask.cumsum(-1) - 1).clamp_min(0)[:, index_T]
+    if mask_spec.cu_seqlens is not None:
+        return index_T - mask_spec.documents()[0]
+    return index_T

@@ -1,0 +1,98 @@
+"""What the paper shows and claims, in our words, for the page and the terminal."""
+
+CLAIMS = {
+    "C1": "Softmax's largest output fades as the vector grows; SSMax's does not.",
+    "C2": "A freely learned scale p_n of the logits comes out close to a1 log n + a2.",
+    "C3": "Softmax needs an ever larger lead to focus; SSMax a lead of about 1/s, whatever n is.",
+    "C4": "With SSMax the training loss is lower throughout; with a bias it is the lowest.",
+    "C5": "SSMax keeps its loss far beyond the training length; the bias undoes that.",
+    "C6": "With SSMax a number is found again to about ten times the training length.",
+    "C7": "SSMax's heads put their weight on the needle, softmax's do not.",
+    "C8": "So it is in a hundred trials with random needles, and the answers follow.",
+}
+
+NOTES = {
+    "quick": (
+        "It takes the paper's path step by step and says what comes out at that size; it cannot "
+        "speak for models as large as the paper's. The gpu and paper presets can."
+    ),
+    "small": "The small preset is for several seeds of each configuration.",
+}
+"""What a preset is for; what holds of one study only is in its note, from its settings."""
+
+CAPTIONS = {
+    "1": (
+        "Largest output for an input of -2 everywhere but the last, which is 3. The "
+        "paper: softmax's falls to 0 with n, SSMax's (s = 0.43) stays near 1."
+    ),
+    "2": (
+        "The probe: softmax((s p_n + b) z) with p_n free for every n. The paper: after "
+        "training p_n is close to a1 log n + a2. Only the shape can be compared: s and b "
+        "absorb the rest. p_1 is left out: a single key has weight 1 whatever it is, so it "
+        "never learns."
+    ),
+    "3": (
+        "Output of z_max in (0, 1/(n-2), ..., 1, z_max). The paper: softmax needs an ever"
+        " larger z_max as n grows, SSMax focuses once z_max leads by about 1/s."
+    ),
+    "4": (
+        "Training loss. The paper: (b), (c), (d) below (a) throughout, (d) lowest, (c) "
+        "about equal to (b)."
+    ),
+    "5": (
+        "Loss at every position of test documents, theta changed at test time, nothing "
+        "retrained. The paper: (b) and (c) better than (a) at long context, (d) degraded,"
+        " (e) bad at short contexts, (f) close to (b). Positions carry to where the first pair of "
+        "channels that made no whole turn in training meets an angle that it was not trained at."
+    ),
+    "6": (
+        "Share of the hidden numbers that are found, by context size and depth, after "
+        "fine-tuning on questions. The paper: (a) fails past short contexts, (b) stays "
+        "high to about ten times the training length, the others lie below it."
+    ),
+    "7": (
+        "Attention from the last token of the prompt on the number of the paper's needle,"
+        " for the heads with the most of it. The paper: (a) none, (b) concentrated, the "
+        "others between."
+    ),
+    "8": (
+        "The largest such weight of each trial, sorted; the marker tells the answer. The "
+        "paper: (a) fails to focus, (b) focuses strongly, (c) to (f) partly."
+    ),
+}
+
+EXACT = "computed exactly"
+"""What a comparison is over in which there is no chance."""
+NEAR_NATS = 0.02
+"""Two losses that differ by less are called about equal; our choice."""
+
+CHOICES = (
+    "The number of training steps and the text: the paper's are not known to us.",
+    "The last eighth of the steps is (f)'s under SSMax.",
+    (
+        "The needle score of a head is the attention weight from the last token of the "
+        "prompt, summed over the number's tokens."
+    ),
+    "Haystack, prompt, grid and number of trials; decoding is greedy.",
+    "Questions of fine-tuning: the loss is on the answer only.",
+    (
+        "The control, a learned temperature without log n, is not the paper's; it has no "
+        "part in a claim's verdict."
+    ),
+    f"(c) counts as about equal to (b) within {NEAR_NATS} nats.",
+)
+IN_PIECES = (
+    "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "
+    "combined; the curves, but for those less (a), are means over all pieces, whose machines "
+    "differ by more than configurations may."
+)
+
+
+def overall(verdicts: list[str]) -> str:
+    """Of a claim, from those of its comparisons."""
+    if not verdicts:
+        return "not measured"
+    if "contradicted" in verdicts:
+        return "contradicted"
+    # Also one that could not be made holds a claim back.
+    return "supported" if set(verdicts) == {"supported"} else "not resolved"

@@ -1,0 +1,303 @@
+"""What a study left on disk, read back: by configuration, then by seed and piece."""
+
+import json
+import lzma
+import math
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ssmax.errors import UsageError
+from ssmax_lab.records import (
+    METRICS,
+    RUN_CONFIG,
+    Comparison,
+    Fading,
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    read_journal,
+    read_jsonl,
+)
+from ssmax_lab.report.reach import carries_to
+from ssmax_lab.report.style import LOOKS
+
+STUDY, VERDICTS = "study.json", "verdicts.jsonl"
+RUNS, RESULTS, DONE = "runs", "results", "done"
+"""A study's files and folders, whoever writes them."""
+PIECES, ARCHIVE = "pieces", ".tar.xz"
+"""Where a study that was made in pieces has their records, packed."""
+POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
+FADING, NEEDLE = "fading.jsonl", "needle.jsonl"
+NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
+"""Records of one measurement each, in whatever folder of results."""
+MADE_BY = {
+    **dict.fromkeys((POSITION_LOSS, SAME_THETA_LOSS, FADING), "loss"),
+    **dict.fromkeys((NEEDLE, NEEDLE_SCORE, PAPERS_NEEDLE_SCORE), "needle"),
+}
+"""The kind of job that writes a file of records."""
+PROBE = "probe"
+_KINDS = {"piece": str, "jobs": list, "commands": list, "texts": dict}
+"""What else a study's file may hold, and its types."""
+
+
+class Replica(NamedTuple):
+    """One of several runs of a configuration: only what shares seed and piece is compared."""
+
+    seed: int
+    piece: str = ""
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + (f", piece {self.piece}" if self.piece else "")
+
+
+Record = TypeVar("Record")
+ByReplica = dict[str, dict[Replica, Record]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """Everything that was measured; what was not is missing."""
+
+    study: dict[str, Any]
+    """As the study was resolved."""
+    curves: ByReplica[tuple[list[int], list[float]]] = field(default_factory=dict)
+    """Steps and training losses."""
+    scales: ByReplica[dict[str, list[float]]] = field(default_factory=dict)
+    """What every rule had learned at the end, by the name of the parameter."""
+    tables: dict[Replica, list[float]] = field(default_factory=dict)
+    """The probe's p_n."""
+    position_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    same_theta_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    """At the training's theta."""
+    trials: ByReplica[list[NeedleTrial]] = field(default_factory=dict)
+    scores: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    papers_needle: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    fading: ByReplica[Fading] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    """What was typed to make it."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    provenances: list[tuple[str, Provenance]] = field(default_factory=list)
+
+    @property
+    def by_configuration(self) -> list[ByReplica[Any]]:
+        """What was measured of every configuration, a kind each."""
+        return [
+            self.curves,
+            self.scales,
+            self.position_losses,
+            self.same_theta_losses,
+            self.trials,
+            self.scores,
+            self.papers_needle,
+            self.fading,
+        ]
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """How many runs of each configuration there are."""
+        found = {
+            name: set[Replica]().union(*(kind.get(name, ()) for kind in self.by_configuration))
+            for name in LOOKS
+        }
+        return {name: len(replicas) for name, replicas in found.items() if replicas}
+
+    @property
+    def train_length(self) -> int:
+        """Tokens of a training sequence."""
+        return self.study["pretraining"]["model"]["train_length"]
+
+    @property
+    def carries_to(self) -> float | None:
+        """How far the test's theta carries positions, by arithmetic.
+
+        None where nothing bounds them, and of a study that does not tell its width.
+        """
+        model = self.study["pretraining"]["model"]
+        try:
+            whole = model["head_dim"] or model["hidden_size"] // model["num_heads"]
+            width = whole if model["rotary_dim"] is None else model["rotary_dim"]
+        except KeyError:
+            return None
+        factor = self.study["theta_factor"]
+        reach = carries_to(self.train_length, pairs=width // 2, theta=model["theta"], factor=factor)
+        return reach if reach < math.inf else None
+
+    @property
+    def is_in_pieces(self) -> bool:
+        """It was not made on one machine."""
+        pieces = {replica.piece for found in self.curves.values() for replica in found}
+        return len(pieces) > 1
+
+    @property
+    def theta(self) -> float:
+        """At test time."""
+        return self.study["pretraining"]["model"]["theta"] * self.study["theta_factor"]
+
+
+def read_findings(folder: Path) -> Findings:
+    """The findings of a study's folder, from the jobs that are done."""
+    values = read_study_file(folder)
+    findings = Findings(study=values["study"], commands=values.get("commands", []))
+    if (folder / PIECES).is_dir():
+        archives = sorted((folder / PIECES).glob(f"*{ARCHIVE}"))
+        for archive in archives:
+            # A single piece is the whole, and needs no name.
+            name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
+            with unpacked(archive) as piece:
+                _read_piece(findings, piece, name)
+    else:
+        _read_piece(findings, folder, values.get("piece", ""))
+    for kind in findings.by_configuration:
+        # In the paper's order, whichever piece brought what.
+        in_order = sorted(kind.items(), key=lambda one: [*LOOKS, PROBE].index(one[0]))
+        kind.clear()
+        kind.update(in_order)
+    if (folder / VERDICTS).is_file():
+        # Damaged ones, or those of another version, are judged anew.
+        with suppress(UsageError):
+            findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
+    return findings
+
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    """What a study's folder says of itself: the study, its jobs, and where it was made."""
+    path = folder / STUDY
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; ssmax-lab reproduce makes studies")
+    if not path.is_file():
+        raise UsageError(
+            f"{folder} is no study: it holds no {STUDY}; make one with ssmax-lab reproduce"
+        )
+    try:
+        values = json.loads(path.read_text())
+        study = values["study"]
+        if not isinstance(study, dict):
+            raise TypeError(f"study must be dict, got {study!r:.40}")
+        # What no report can do without.
+        itemgetter("preset", "theta_factor", "needle_lengths")(study)
+        itemgetter("train_length", "theta")(study["pretraining"]["model"])
+        for name, kind in _KINDS.items():
+            if not isinstance(values.get(name, kind()), kind):
+                raise TypeError(f"{name} must be {kind.__name__}, got {values[name]!r:.40}")
+        if not all(isinstance(command, str) for command in values.get("commands", [])):
+            raise TypeError("commands must be texts")
+        return {**values, "study": study}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise no_study(path, error) from None
+
+
+def no_study(path: Path, error: Exception) -> UsageError:
+    """Say why a file is not the record of a study, without Python's words for it."""
+    if isinstance(error, RecursionError):
+        why = "it is nested too deeply"
+    elif isinstance(error, KeyError):
+        why = f"it lacks {error}"
+    else:
+        why = str(error)
+    return UsageError(
+        f"{path} is not the record of a study: {why}; bring back the one that "
+        "ssmax-lab reproduce wrote"
+    )
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A folder with an archive's files, for as long as it is looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+        except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+            # tarfile tells of every compression that it tried, a line each.
+            words = str(error).partition(":\n")[0]
+            raise UsageError(f"{archive} is no piece of a study: {words}") from None
+        try:
+            yield Path(folder)
+        except UsageError as error:
+            # Who reads it has the archive, not the folder.
+            raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
+
+
+def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
+    done = {file.stem for file in (folder / DONE).glob("*.json")}
+    for run, name, seed in _folders(folder / RUNS):
+        if f"pretrain-{name}-{seed}" in done:
+            _read_run(findings, run, name, Replica(seed, piece))
+    for results, name, seed in _folders(folder / RESULTS):
+        replica = Replica(seed, piece)
+        for what, job, kind, home in _homes(findings):
+            path = results / what
+            # A study of before a measurement existed goes without it.
+            if f"{job}-{name}-{seed}" in done and path.is_file():
+                records = _newest(read_jsonl(path, kind))
+                if not records:
+                    raise UsageError(f"{path} is empty; {_again(job, name, seed)}")
+                is_one = kind in (PositionLoss, Fading)
+                home.setdefault(name, {})[replica] = records[-1] if is_one else records
+                words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
+                findings.provenances.append((words, records[-1].provenance))
+
+
+def _newest(records: list[Any]) -> list[Any]:
+    """Those of the last measurement; what one with other settings left behind does not count."""
+    return [
+        one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
+    ]
+
+
+def _again(job: str, name: str, seed: int) -> str:
+    return f"take away {DONE}/{job}-{name}-{seed}.json, and ssmax-lab reproduce does that job again"
+
+
+def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
+    """File, the job that writes it, what its lines are, and where they go."""
+    return [
+        (name, MADE_BY[name], kind, home)
+        for name, kind, home in (
+            (POSITION_LOSS, PositionLoss, findings.position_losses),
+            (SAME_THETA_LOSS, PositionLoss, findings.same_theta_losses),
+            (FADING, Fading, findings.fading),
+            (NEEDLE, NeedleTrial, findings.trials),
+            (NEEDLE_SCORE, NeedleScore, findings.scores),
+            (PAPERS_NEEDLE_SCORE, NeedleScore, findings.papers_needle),
+        )
+    ]
+
+
+def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
+    """Folders called CONFIGURATION-SEED, the configurations in the paper's order."""
+    found = []
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        name, _, seed = folder.name.rpartition("-")
+        if seed.isdecimal() and name in (*LOOKS, PROBE):
+            found.append((folder, name, int(seed)))
+    order = [*LOOKS, PROBE]
+    yield from sorted(found, key=lambda one: (order.index(one[1]), one[2]))
+
+
+def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
+    journal = read_journal(run / METRICS)
+    steps = [line for line in journal if line["kind"] == "step"]
+    if not steps:
+        raise UsageError(f"{run / METRICS} has no steps, though the run is done: it was cut short")
+    losses = [line["loss"] for line in steps]
+    scales = [line["values"] for line in journal if line["kind"] == "scale"]
+    if name == PROBE:
+        findings.tables[replica] = scales[-1]["table.p"]
+    else:
+        findings.curves.setdefault(name, {})[replica] = ([line["step"] for line in steps], losses)
+    if scales:
+        findings.scales.setdefault(name, {})[replica] = scales[-1]
+    try:
+        provenance = Provenance(**json.loads((run / RUN_CONFIG).read_text())["provenance"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run / RUN_CONFIG} is not the record of a run: {error!r}") from None
+    findings.provenances.append((f"pretraining, {name}, {replica}", provenance))

@@ -1,0 +1,412 @@
+"""A study's findings as the plain values that the page is made of."""
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ssmax_lab.records import Comparison, Fading, PositionLoss
+from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
+from ssmax_lab.report.curves import (
+    accuracy_map,
+    by_position,
+    by_rank,
+    less_softmax,
+    less_softmax_by_position,
+    mean_curves,
+    paired,
+    places_beyond,
+    pooled,
+    said_word,
+    smoothed,
+    top_score,
+    usual_word,
+)
+from ssmax_lab.report.findings import ByReplica, Findings, Record, Replica
+from ssmax_lab.report.fits import fit_table
+from ssmax_lab.report.style import LOOKS, labels, look
+
+POINTS = 200
+"""Of a curve on the page."""
+PAPERS_MODEL = {
+    "num_layers": 12,
+    "num_heads": 12,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "vocab_size": 50_257,
+    "train_length": 1024,
+    "rotary_dim": None,
+    "window": None,
+}
+PAPERS_TOKENS_A_STEP = 2_097_152
+"""The paper's tables 1 and 2, to tell where a study has them."""
+
+
+def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
+    """All of the page but its looks; what was not measured is missing."""
+    preset = findings.study["preset"]
+    figures = {
+        "2": _figure2(findings),
+        "4": _figure4(findings),
+        "5": _figure5(findings),
+        "6": _figure6(findings),
+        "7": _figure7(findings),
+        "8": _figure8(findings),
+    }
+    return {
+        "title": "Scalable-Softmax, reproduced",
+        "preset": preset,
+        "note": note(findings),
+        "train_length": findings.train_length,
+        "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
+        "claims": claims(findings),
+        "figures": {name: figure for name, figure in figures.items() if _has_data(figure)},
+        "captions": CAPTIONS,
+        "static": static,
+        "scales": _scales(findings),
+        "fading": _fading(findings),
+        "provenance": [
+            {"what": what, **dataclasses.asdict(one)} for what, one in findings.provenances
+        ],
+        "commands": [
+            *(findings.commands or [f"ssmax-lab reproduce --preset {preset}"]),
+            "ssmax-lab report FOLDER  # draws this page again from its records",
+        ],
+        "choices": [*CHOICES, *([IN_PIECES] if findings.is_in_pieces else [])],
+    }
+
+
+def note(findings: Findings) -> str:
+    """What the verdicts can and cannot tell, from the study's own settings and records."""
+    study = findings.study
+    preset, _, variant = study["preset"].partition(":")
+    changed = _overrides(findings.commands)
+    sentences = [
+        f"The variant {variant} of the {preset} preset." if variant else "",
+        f"Changed with --set: {', '.join(changed)}." if changed else "",
+        _trained(study),
+        _runs(findings.runs),
+        NOTES.get(preset, ""),
+        _added(study),
+    ]
+    return " ".join(filter(None, sentences))
+
+
+def _trained(study: Mapping[str, Any]) -> str:
+    """The model and its training; nothing where the study does not tell all of it."""
+    model = study["pretraining"]["model"]
+    try:
+        steps = study["pretraining"]["run"]["steps"]
+        tokens = study["pretraining"]["run"]["batch_size"] * model["train_length"]
+        layers = f"{model['num_layers']} layers of {model['num_heads']} heads"
+        parameters = f"{_rounded(_num_parameters(model))} parameters"
+        is_papers = model.items() >= PAPERS_MODEL.items()
+        whose = "The paper's" if is_papers else "A"
+        is_smaller = is_papers and tokens < PAPERS_TOKENS_A_STEP
+        papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}" if is_smaller else ""
+        return (
+            f"{whose} model of {parameters}: {layers}, hidden size {model['width']}, "
+            f"{_positions(study)}. It is trained for {_rounded(steps * tokens)} tokens, "
+            f"{steps:,} steps of {tokens:,}{papers}."
+        )
+    except KeyError:
+        return ""
+
+
+def _num_parameters(model: Mapping[str, Any]) -> int:
+    """Of (a); what other rules learn besides is a few numbers a head."""
+    hidden_size, heads = model["hidden_size"], model["num_heads"]
+    head = model.get("head_dim") or hidden_size // heads
+    kv_heads = model.get("num_kv_heads") or heads
+    attention = 2 * hidden_size * head * (heads + kv_heads) + 2 * head * bool(model.get("qk_norm"))
+    block = attention + 3 * hidden_size * model["intermediate_size"] + 2 * hidden_size
+    return model["num_layers"] * block + hidden_size + 2 * hidden_size * model["vocab_size"]
+
+
+def _positions(study: Mapping[str, Any]) -> str:
+    """How a model tells positions, and what it sees of them."""
+    model = study["pretraining"]["model"]
+    head = model.get("head_dim") or model["hidden_size"] // model["num_heads"]
+    rotated, theta = model.get("rotary_dim"), model["theta"]
+    at_test = theta * study["theta_factor"]
+    some = "" if rotated is None else f" on {rotated} of a head's {head} channels"
+    rotary = f"rotary base {theta:,.10g} ({at_test:,.10g} in tests){some}"
+    window, full_every = model.get("window"), model.get("full_every")
+    spared = f" but for one layer in {full_every}" if full_every else ""
+    seen = f", windows of {window} keys{spared}" if window else ""
+    return ("no rotary positions" if rotated == 0 else rotary) + seen
+
+
+def _runs(runs: Mapping[str, int]) -> str:
+    """How many of which configuration, the most first."""
+    if not runs:
+        return ""
+    alike = {n: [name for name in runs if runs[name] == n] for n in sorted({*runs.values()})[::-1]}
+    most, least = max(alike), min(alike)
+    if most == least:
+        return f"{most} run{'s' * (most > 1)} of each configuration."
+    told = []
+    for n, names in alike.items():
+        is_rest = n == least and len(names) > 1
+        which = "each other configuration" if is_rest else ", ".join(map(_letter, names))
+        told.append(f"{n} of {which}")
+    return f"Runs: {'; '.join(told)}."
+
+
+def _letter(name: str) -> str:
+    """(a), and all words of a configuration that has no letter."""
+    return f"({name})" if len(name) == 1 else look(name).label
+
+
+def _added(study: Mapping[str, Any]) -> str:
+    """What a study adds to the paper's recipe."""
+    sources = [source.partition(":")[0] for source in study.get("questions", "").split("+")]
+    added = []
+    if study.get("tokenizer") == "gpt2-digits":
+        added.append("every digit is a token")
+    if "hidden" in sources:
+        added.append("fine-tuning asks for numbers hidden in the training's text")
+    words = "Added to the paper's recipe, for numbers to be looked up after few tokens: "
+    return f"{words}{', and '.join(added)}." if added else ""
+
+
+def _overrides(commands: Iterable[str]) -> list[str]:
+    """What was given to --set, each once."""
+    given = []
+    for command in commands:
+        words = shlex.split(command)
+        given += [after for word, after in pairwise(words) if word == "--set"]
+        given += [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
+    return list(dict.fromkeys(given))
+
+
+def _rounded(count: int) -> str:
+    """Three digits, in words where there are more."""
+    for size, word in ((10**9, " billion"), (10**6, " million"), (10**3, " thousand")):
+        if count >= size:
+            return f"{float(f'{count / size:.3g}'):g}{word}"
+    return f"{count}"
+
+
+def claims(findings: Findings) -> list[dict[str, Any]]:
+    """Every claim with its comparisons; a control's have no part in the verdict."""
+    found = []
+    for name, text in CLAIMS.items():
+        mine = [one for one in findings.comparisons if one.claim == name]
+        found.append(
+            {
+                "id": name,
+                "figure": int(name[1:]),
+                "text": text,
+                "verdict": overall([one.verdict for one in mine if not one.is_ours]),
+                "comparisons": [_comparison(one) for one in mine],
+            }
+        )
+    return found
+
+
+def _comparison(one: Comparison) -> dict[str, Any]:
+    return {
+        "text": one.text + (" [ours]" if one.is_ours else ""),
+        "effect": one.effect,
+        "low": one.low,
+        "high": one.high,
+        "unit": one.unit,
+        "basis": one.basis,
+        "verdict": one.verdict,
+    }
+
+
+def _has_data(figure: dict[str, Any]) -> bool:
+    return any(isinstance(value, dict) and value for value in figure.values())
+
+
+def _labels(found: ByReplica[Any]) -> dict[str, str]:
+    """What configurations are called where these runs are drawn."""
+    return labels({name: len(runs) for name, runs in found.items()})
+
+
+def _first(runs: Mapping[Replica, Record], name: str) -> tuple[str, Record]:
+    """The first run of a configuration, and what it is called where it is drawn alone."""
+    replica = min(runs)
+    is_one_of_seed = [one.seed for one in runs].count(replica.seed) == 1
+    which = f"seed {replica.seed}" if is_one_of_seed else str(replica)
+    return f"{look(name).label}, {which}", runs[replica]
+
+
+Points = tuple[Sequence[int], np.ndarray]
+
+
+def _curves(curves: Mapping[str, Points], called: Mapping[str, str]) -> dict[str, Any]:
+    thinned = {}
+    for name, (x, y) in curves.items():
+        keep = np.unique(np.linspace(0, len(x) - 1, min(POINTS, len(x))).round().astype(int))
+        points = {"x": [int(x[i]) for i in keep], "y": _short(y[keep].tolist())}
+        thinned[name] = {"label": called[name], **points}
+    return {"curves": thinned}
+
+
+def _less_softmax(
+    found: ByReplica[Record],
+    curve: Callable[[Sequence[tuple[Record, Record]]], Points],
+    *,
+    is_in_pieces: bool,
+) -> dict[str, Any]:
+    """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
+
+    Runs of other seeds, or of other machines, differ by more than configurations do.
+    """
+    pairs = paired(found)
+    shown = {name: both for name, both in pairs.items() if both}
+    if len(shown) < 2:
+        return {}
+    called = labels({name: len(both) for name, both in shown.items()})
+    shared = "seed and piece" if is_in_pieces else "seed"
+    missing = [_letter(name) for name in pairs if name not in shown]
+    words = f"means over the runs that share {shared} with a run of (a)"
+    left_out = f"; left out, as none of theirs does: {', '.join(missing)}" if missing else ""
+    curves = {name: curve(both) for name, both in shown.items()}
+    return {"less": _curves(curves, called) | {"note": words + left_out}}
+
+
+def _figure2(findings: Findings) -> dict[str, Any]:
+    tables, fits = {}, {}
+    for replica, table in findings.tables.items():
+        tables[str(replica)] = _short(table[1:])
+        fits[str(replica)] = [
+            {
+                "name": fit.name,
+                **{key: _short([getattr(fit, key)])[0] for key in ("a1", "a2", "r2")},
+                "curve": _short(fit.curve),
+            }
+            for fit in fit_table(table)
+        ]
+    return {"tables": tables, "fits": fits, "first": 2}
+
+
+def _figure4(findings: Findings) -> dict[str, Any]:
+    found = findings.curves
+    curves = {name: smoothed(*curve) for name, curve in mean_curves(found).items()}
+    return _curves(curves, _labels(found)) | _less_softmax(
+        found,
+        lambda pairs: smoothed(*less_softmax(pairs)),
+        is_in_pieces=findings.is_in_pieces,
+    )
+
+
+def _figure5(findings: Findings) -> dict[str, Any]:
+    """At the test's theta and, where that was measured, at the training's."""
+
+    def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
+        means = {name: by_position(list(found.values())) for name, found in losses.items()}
+        return _curves(means, _labels(losses)) | _less_softmax(
+            losses, less_softmax_by_position, is_in_pieces=findings.is_in_pieces
+        )
+
+    figure = curves(findings.position_losses) | {"theta": findings.theta}
+    if findings.carries_to is not None:
+        figure["carries_to"] = round(findings.carries_to)
+    if findings.same_theta_losses:
+        theta = findings.study["pretraining"]["model"]["theta"]
+        figure["same_theta"] = curves(findings.same_theta_losses) | {"theta": theta}
+    return figure
+
+
+def _figure6(findings: Findings) -> dict[str, Any]:
+    maps, called = {}, _labels(findings.trials)
+    for name, trials in pooled(findings.trials).items():
+        lengths, depths, whole = accuracy_map(trials)
+        first = [dataclasses.replace(trial, is_whole=trial.first_digit) for trial in trials]
+        maps[name] = {
+            "label": called[name],
+            "lengths": lengths,
+            "depths": depths,
+            "whole": whole.round(4).tolist(),
+            "first": accuracy_map(first)[2].round(4).tolist(),
+            "trials": len(trials) // (len(lengths) * len(depths)),
+        }
+    return {"maps": maps}
+
+
+def _figure7(findings: Findings) -> dict[str, Any]:
+    heads, length, called = {}, 0, _labels(findings.papers_needle)
+    for name, scores in pooled(findings.papers_needle).items():
+        heads[name] = {
+            "label": called[name],
+            "y": _short(by_rank(scores)),
+            "answer": usual_word(scores),
+        }
+        length = scores[0].length
+    return {"heads": heads, "length": length}
+
+
+def _figure8(findings: Findings) -> dict[str, Any]:
+    trials, length, called = {}, 0, _labels(findings.scores)
+    for name, scores in pooled(findings.scores).items():
+        ranked = sorted(scores, key=lambda score: -top_score(score))
+        trials[name] = {
+            "label": called[name],
+            "y": _short(top_score(score) for score in ranked),
+            "answers": [said_word(score) for score in ranked],
+        }
+        length = scores[0].length
+    return {"trials": trials, "length": length}
+
+
+def _scales(findings: Findings) -> dict[str, Any]:
+    """Every head's s, and b where there is one, of the first run."""
+    found = {}
+    for name, runs in findings.scales.items():
+        label, values = _first(runs, name)
+        s = [row for key, row in values.items() if key.endswith(".s")]
+        b = [row for key, row in values.items() if key.endswith(".bias")]
+        if s and name in LOOKS:
+            start = _start(findings, name)
+            found[name] = {"label": label, "s": s, "b": b or None, "start": start}
+    return found
+
+
+def _start(findings: Findings, name: str) -> float:
+    """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
+    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(name, 1.0)
+    log_n = np.log(np.arange(1, findings.train_length + 1))
+    return findings.train_length / float((log_n**power).sum())
+
+
+def _fading(findings: Findings) -> dict[str, Any]:
+    found, called = {}, _labels(findings.fading)
+    for name, runs in findings.fading.items():
+        records = [runs[replica] for replica in sorted(runs)]
+        label, first = _first(runs, name)
+        heads = _fading_by_head(first, findings.train_length)
+        found[name] = {
+            "label": called[name],
+            "n": records[0].num_keys,
+            "largest": _short(np.mean([record.largest for record in records], axis=(0, 1, 2))),
+            "entropy": _short(np.mean([record.entropy for record in records], axis=(0, 1, 2))),
+            "heads": heads and {"label": label, **heads},
+        }
+    return found
+
+
+def _fading_by_head(record: Fading, train_length: int) -> dict[str, Any] | None:
+    """Every head at the last n that training has seen and at the last of all."""
+    places = places_beyond(record, train_length)
+    if places[0] == places[1]:
+        return None
+    grids = {
+        what: [
+            [_short(head[place] for head in layer) for layer in getattr(record, what)]
+            for place in places
+        ]
+        for what in ("largest", "entropy")
+    }
+    return {"n": [record.num_keys[place] for place in places], **grids}
+
+
+def _short(values: Iterable[float]) -> list[float | None]:
+    """Five digits are more than a page can show; what is not finite it cannot show at all."""
+    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values]

@@ -1,0 +1,269 @@
+"""Measured results as tables in Markdown and a figure, for the README and the docs."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssmax.errors import UsageError
+from ssmax_lab.records import Comparison
+from ssmax_lab.report.captions import EXACT
+from ssmax_lab.report.figures import variants as variants_drawn
+from ssmax_lab.report.findings import Findings, read_findings
+from ssmax_lab.report.reach import breaks_at
+from ssmax_lab.report.study_tables import (
+    cell,
+    comparisons,
+    effect,
+    heads,
+    judged,
+    markdown,
+    mean_loss,
+    needles,
+    numbers,
+    probe,
+    said,
+    share_found,
+    stretches,
+    values_of,
+)
+
+HEADLINES = (
+    "log n fits the learned p_n better than n does",
+    "(b) learns below (a)",
+    "beyond the training length (b) loses less than (a)",
+    "beyond the training length (b) finds more numbers than (a)",
+    "(b)'s top heads weigh the paper's needle more than (a)'s",
+    "the top needle score of (b) is above that of (a)",
+    "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
+)
+"""What a reader wants to know first: a comparison of each claim that is measured, and fading."""
+VARIED = HEADLINES[2:4]
+"""What is looked at when something is varied."""
+BASES = ("quick", "small")
+"""Presets of which something is varied."""
+LARGEST_FIRST = ("paper", "gpu", "small", "quick")
+
+
+def read_results(folder: Path) -> dict[str, Findings]:
+    """Every study of a folder of results, by its folder's name."""
+    return {path.parent.name: read_findings(path.parent) for path in folder.glob("*/study.json")}
+
+
+def tables(results: Mapping[str, Findings]) -> dict[str, str]:
+    """All tables by the name that a document calls them by."""
+    made = {
+        "headlines": headlines(results),
+        "claims": claims(results),
+        "computed": computed(results),
+        "reach": reach(results),
+        "raised theta": raised(results),
+    }
+    made |= {f"variants of {base}": variants(results, base) for base in BASES}
+    for name, findings in sorted(results.items()):
+        made[f"{name} numbers"] = numbers(findings)
+        made[f"{name} stretches"] = stretches(findings)
+        made[f"{name} needles"] = needles(findings, lambda trial: trial.is_whole)
+        made[f"{name} all digits"] = needles(
+            findings, lambda trial: trial.digits_right == len(trial.number)
+        )
+        made[f"{name} first digits"] = needles(findings, lambda trial: trial.first_digit)
+        made[f"{name} heads"] = heads(findings)
+        made[f"{name} probe"] = probe(findings)
+        made[f"{name} comparisons"] = comparisons(findings.comparisons)
+    return made
+
+
+def written(text: str, made: Mapping[str, str]) -> str:
+    """A document with every table anew that stands between its two comments.
+
+    They are `<!-- results: NAME -->` and `<!-- end of results -->`.
+    """
+
+    def anew(match: re.Match[str]) -> str:
+        if match[2] not in made:
+            raise UsageError(f"there is no table {match[2]!r}; there are: {', '.join(made)}")
+        return f"{match[1]}\n{made[match[2]]}\n{match[3]}"
+
+    marks = r"(<!-- results: (.+?) -->)\n.*?\n?(<!-- end of results -->)"
+    return re.sub(marks, anew, text, flags=re.DOTALL)
+
+
+def shown_figures(text: str) -> dict[str, str]:
+    """Of every picture of a study that a document shows, its name and the figure in results/."""
+    pictures = re.findall(r"\(pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
+    shown = {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
+    return shown | {name: name for name in re.findall(r"\(pictures/(variants-of-\w+\.svg)\)", text)}
+
+
+def headlines(results: Mapping[str, Findings]) -> str:
+    """The first things to know, of the newest study of every preset."""
+    shown = _newest(results)
+    made = [findings.curves.get("b", {}) for findings in shown.values()]
+    seeds = ["", "seeds of (b)", "", *(str(len({one.seed for one in runs})) for runs in made)]
+    return _side_by_side(shown, HEADLINES, last=seeds)
+
+
+def claims(results: Mapping[str, Findings]) -> str:
+    """Everything that the paper says and a study measured, in the newest study of every preset."""
+    shown = _newest(results)
+    claim_of = {
+        one.text: one.claim
+        for findings in shown.values()
+        for one in findings.comparisons
+        if not one.is_ours and one.basis != EXACT
+    }
+    return _side_by_side(shown, sorted(claim_of, key=claim_of.__getitem__))
+
+
+def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
+    """Of every preset, the largest first; no variants, nor what no commit holds the code of."""
+    by_preset = {
+        findings.study["preset"]: (name, findings)
+        for name, findings in sorted(results.items())
+        if ":" not in findings.study["preset"] and _is_committed(findings)
+    }
+    return dict(sorted(by_preset.values(), key=_largest_first))
+
+
+def _side_by_side(
+    shown: Mapping[str, Findings], texts: Sequence[str], *, last: Sequence[str] | None = None
+) -> str:
+    told = [{one.text: one for one in findings.comparisons} for findings in shown.values()]
+    rows = []
+    for text in texts:
+        found = [by_text.get(text) for by_text in told]
+        first = next((one for one in found if one is not None), None)
+        if first is not None:
+            rows.append([first.claim, said(first), first.unit, *map(_short_effect, found)])
+    if last is not None:
+        rows.append(list(last))
+    return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
+
+
+def _short_effect(one: Comparison | None) -> str:
+    if one is None or one.verdict == "not measured":
+        return "-"
+    return f"{one.interval(3)} {one.verdict}{_one_seed(one)}"
+
+
+def _one_seed(one: Comparison) -> str:
+    """Said where it is so: over documents or trials an interval knows nothing of other seeds."""
+    return ", one seed" * one.basis.endswith("one seed")
+
+
+def _largest_first(result: tuple[str, Findings]) -> tuple[int, str]:
+    name, findings = result
+    preset, _, _ = findings.study["preset"].partition(":")
+    return LARGEST_FIRST.index(preset), name
+
+
+def _is_committed(findings: Findings) -> bool:
+    return not any(here.commit.endswith("+") for _, here in findings.provenances)
+
+
+def variants(results: Mapping[str, Findings], base: str) -> str:
+    """What becomes of (b) against (a) where position code, windows or size are varied."""
+    rows = []
+    for variant, findings in _varied(results, base).items():
+        told = {one.text: one for one in findings.comparisons}
+        found = [told.get(text) for text in VARIED]
+        cells = (effect(one) + _one_seed(one) if one is not None else "-" for one in found)
+        rows.append([variant, *cells])
+    header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
+    return markdown(header, rows) if rows else "Not measured yet."
+
+
+def reach(results: Mapping[str, Findings]) -> str:
+    """How far rotary positions carry, and where the loss breaks; of heads that turn as a whole."""
+
+    def places(findings: Findings, rule: str) -> str:
+        losses = [one.mean for one in findings.position_losses.get(rule, {}).values()]
+        found = [breaks_at(mean, findings.train_length) for mean in losses]
+        return _range(found, end=len(losses[0])) if losses else "-"
+
+    whole = {
+        name: findings
+        for name, findings in results.items()
+        if (model := findings.study["pretraining"]["model"])["rotary_dim"] is None
+        and model["window"] is None
+    }
+    return _by_study(whole, "breaks at", places, ("a", "b", "c", "temperature"))
+
+
+def raised(results: Mapping[str, Findings]) -> str:
+    """What the test's theta costs in the second half of the training length, run by run."""
+
+    def costs(findings: Findings, rule: str) -> str:
+        part = slice(findings.train_length // 2, findings.train_length)
+        before = findings.same_theta_losses.get(rule, {})
+        after = findings.position_losses.get(rule, {})
+        both = [(before[run].mean[part], after[run].mean[part]) for run in after if run in before]
+        return cell([float(np.mean(np.subtract(new, old))) for old, new in both], sign="+")
+
+    return _by_study(results, "pays", costs, ("a", "b", "c", "e", "temperature"))
+
+
+def _by_study(
+    results: Mapping[str, Findings],
+    what: str,
+    told: Callable[[Findings, str], str],
+    configurations: Sequence[str],
+) -> str:
+    """Something of these configurations in every study with rotary positions."""
+    rows = []
+    for study, findings in sorted(results.items(), key=_largest_first):
+        if findings.carries_to is None or not _is_committed(findings):
+            continue
+        model = findings.study["pretraining"]["model"]
+        theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"
+        length, until = f"{findings.train_length:,}", f"{findings.carries_to:,.0f}"
+        cells = [told(findings, name) for name in configurations]
+        rows.append([_short_name(study), length, theta, until, *cells])
+    names = {"temperature": "control"}
+    first, *others = (names.get(name, f"({name})") for name in configurations)
+    header = ["study", "training length", "theta", "carries to", f"{first} {what}", *others]
+    return markdown(header, rows)
+
+
+def _range(places: Sequence[int | None], *, end: int) -> str:
+    known = [place for place in places if place is not None]
+    if len(known) < len(places):
+        return "not everywhere" if known else f"not to {end:,}"
+    low, high = min(known), max(known)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def variants_figure(results: Mapping[str, Findings], base: str) -> Any | None:
+    """Every configuration under every variant; None where none was measured."""
+    varied = _varied(results, base)
+    losses, found = {}, {}
+    for variant, one in varied.items():
+        losses[variant] = values_of(one.position_losses, mean_loss(one.train_length, is_long=True))
+        found[variant] = values_of(one.trials, share_found(one.train_length, is_long=True))
+    titles = ("loss beyond the training length", "numbers found beyond it")
+    return variants_drawn(dict(zip(titles, (losses, found), strict=True))) if varied else None
+
+
+def _varied(results: Mapping[str, Findings], base: str) -> dict[str, Findings]:
+    """A study and its variants, by what is varied; nothing where nothing is."""
+    found = {}
+    for _, findings in sorted(results.items()):
+        preset, _, variant = findings.study["preset"].partition(":")
+        if preset == base and _is_committed(findings):
+            found[variant] = findings
+    names = sorted(found)
+    return {name or "as it is": found[name] for name in names} if any(names) else {}
+
+
+def computed(results: Mapping[str, Findings]) -> str:
+    """The comparisons that are mathematics, and the same in every study."""
+    one = next(iter(results.values()))
+    return judged([found for found in one.comparisons if found.basis == EXACT])
+
+
+def _short_name(name: str) -> str:
+    """Without its date."""
+    return name.partition("_")[2] or name

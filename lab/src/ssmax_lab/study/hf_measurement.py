@@ -1,0 +1,132 @@
+"""Any causal model of Transformers as it is measured: its own tokenizer, text in its tokens."""
+
+import importlib.metadata
+import inspect
+from pathlib import Path
+from typing import Any
+
+from ssmax._device import device_of
+from ssmax._extras import require
+from ssmax.errors import UsageError
+from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.tokenizer import FILE, load_tokenizer
+from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
+from ssmax_lab.records import RUN_CONFIG, config_hash
+from ssmax_lab.study.measurement import Measurement, weights_hash
+from ssmax_lab.train.run_config import MODEL
+
+LONGEST_USUAL = 1024
+SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
+"""Text by which two tokenizers are told apart."""
+
+
+def hf_name(source: str, adapter: Path | None = None) -> str:
+    """What a model is called in records: a folder by its name, a model of the Hub by its own.
+
+    What `ssmax-lab finetune --hf` wrote is called by its run.
+    """
+    name, path = source, Path(source).resolve()
+    if path.exists():
+        is_of_a_run = path.name == MODEL and (path.parent / RUN_CONFIG).is_file()
+        name = path.parent.name if is_of_a_run else path.name
+    return f"{name}+{adapter.resolve().name}" if adapter is not None else name
+
+
+def hf_tokenizer(source: str) -> str:
+    """Where a model's tokenizer.json is."""
+    utilities = require(
+        "transformers.utils", install="ssmax-lab[hf]", purpose="reading a tokenizer"
+    )
+    try:
+        return utilities.cached_file(source, FILE)
+    except OSError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise UsageError(
+            f"{source!r} gives no {FILE} ({first}), so that no text can be put into its tokens; "
+            "give --tokenizer, a name or the path of one"
+        ) from None
+
+
+def hf_measurement(
+    source: str,
+    *,
+    adapter: Path | None,
+    name: str,
+    tokenizer: str,
+    data: Path,
+    results: Path,
+    device: str | None,
+) -> Measurement:
+    """A model from a folder or the Hub, with an adapter's s where one is given.
+
+    Its results are told apart by `name`; `tokenizer` is a name or a path, `data` a folder that was
+    prepared with it.
+    """
+    here = device_of(device)
+    loaded = load_tokenizer(tokenizer)
+    model = load_causal(source, adapter, dtype="auto")
+    weights = weights_hash(model)
+    model.to(here)
+    config = model.config.get_text_config()
+    if loaded.vocabulary.size > config.vocab_size:
+        raise UsageError(
+            f"the tokenizer {tokenizer} has {loaded.vocabulary.size:,} tokens, the model "
+            f"{config.vocab_size:,}; give the model's own"
+        )
+    first = _first_token(tokenizer)
+    measured = Measurement(
+        HFCausalLM(model, first=first),
+        loaded,
+        run=name,
+        identity={
+            "source": source,
+            "adapter": None if adapter is None else str(adapter),
+            "weights": weights,
+            "model": model.config.to_dict(),
+            "dtype": str(model.dtype),
+            "tokenizer": loaded.vocabulary.hash,
+            "transformers": importlib.metadata.version("transformers"),
+        },
+        data=text_to_measure(data, is_for_tests=True),
+        results=results,
+        device=here,
+        usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
+        first=first,
+        model=config_hash({"weights": weights, "model": _itself(model.config)}),
+    )
+    measured.check(
+        tokenizer, otherwise=", or give the file that they were made with as --tokenizer"
+    )
+    return measured
+
+
+def _itself(config: Any) -> dict[str, Any]:
+    """A config without where it was and what read it."""
+    elsewhere = ("_name_or_path", "transformers_version")
+    return {key: value for key, value in config.to_dict().items() if key not in elsewhere}
+
+
+def check_same_tokens(source: str, tokenizer: str) -> None:
+    """Losses stand beside each other only where all models read the same tokens."""
+    try:
+        own = load_tokenizer(hf_tokenizer(source))
+    except UsageError:
+        return
+    ours = load_tokenizer(tokenizer)
+    same_size = own.vocabulary.size == ours.vocabulary.size
+    if not same_size or own.encode(SAMPLE) != ours.encode(SAMPLE):
+        raise UsageError(
+            f"{source!r} reads other tokens than {tokenizer}, so that their numbers cannot stand "
+            "side by side; measure it alone, with --results of its own"
+        )
+
+
+def _first_token(tokenizer: str) -> int | None:
+    """What a tokenizer.json puts before every text."""
+    path = Path(tokenizer) / FILE if Path(tokenizer).is_dir() else Path(tokenizer)
+    if not path.is_file():
+        return None
+    tokenizers = require("tokenizers", install="ssmax-lab", purpose="reading a tokenizer")
+    made = tokenizers.Tokenizer.from_file(str(path))
+    with_specials, bare = (made.encode("a", add_special_tokens=add).ids for add in (True, False))
+    return with_specials[0] if with_specials[:1] != bare[:1] else None

@@ -1,0 +1,336 @@
+"""A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from ssmax._device import device_of
+from ssmax._files import in_turn, make_folder, write_whole
+from ssmax.errors import UsageError
+from ssmax.nn import SSMaxScale
+from ssmax_lab.data.haystack import Needle, haystack_text, long_rows
+from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tokenizer import FILE as TOKENIZER
+from ssmax_lab.data.tokenizer import Tokenizer
+from ssmax_lab.eval import (
+    EvalModel,
+    measure_fading,
+    measure_needle_scores,
+    measure_position_loss,
+    measure_retrieval,
+)
+from ssmax_lab.model import LM
+from ssmax_lab.records import (
+    Fading,
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    config_hash,
+    read_jsonl,
+    to_json_line,
+)
+from ssmax_lab.report.findings import (
+    FADING,
+    NEEDLE,
+    NEEDLE_SCORE,
+    PAPERS_NEEDLE_SCORE,
+    POSITION_LOSS,
+)
+from ssmax_lab.report.side_by_side import FILES
+from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
+from ssmax_lab.train.run_config import text_of_run, with_name
+
+OnProgress = Callable[[str, int, int], None]
+"""What is counted, how many are done, of how many."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+class Measurement:
+    """A model as it is to be measured, its text, and where results go."""
+
+    def __init__(
+        self,
+        subject: EvalModel,
+        tokenizer: Tokenizer,
+        *,
+        run: str,
+        identity: dict[str, Any],
+        data: Path,
+        results: Path,
+        device: torch.device,
+        usual_length: int,
+        is_narrow: bool = False,
+        first: int | None = None,
+        model: str = "",
+    ) -> None:
+        self.subject = subject
+        self.tokenizer = tokenizer
+        self.run = run
+        self.identity = identity
+        """All that makes the model what it is, for the provenance of its numbers."""
+        self.shards: ShardSet = ShardSet.open(data)
+        """The text."""
+        self.results = results
+        self.device = device
+        self.usual_length = usual_length
+        """Contexts of needles are multiples of it, where nothing else is asked for."""
+        self._is_narrow = is_narrow
+        self._first = first
+        self.model = model
+        """A hash of the model itself, where its name may come to be another's."""
+
+    @classmethod
+    def of_run(
+        cls,
+        folder: Path,
+        *,
+        data: Path | None,
+        theta: float | None,
+        rule: str | None,
+        s: float | Literal["kept"] | None = None,
+        results: Path,
+        device: str | None,
+    ) -> "Measurement":
+        """A run's model, under another rule or theta where one is given.
+
+        Under another rule s begins anew, unless it is given or to be kept.
+        """
+        config = read_run_config(folder)
+        here = device_of(device)
+        model = load_run_model(folder)
+        weights = weights_hash(model)
+        # Its own rule stays with what it has learned.
+        rule = None if rule == model.config.rule else rule
+        model = (model if rule is None else _under(model, rule, s)).to(here).eval()
+        model.theta = model.theta if theta is None else theta
+        measured = cls(
+            model,
+            load_run_tokenizer(folder),
+            # What is measured is named by all that makes it what it is.
+            run=with_name(folder).name
+            + (f"+{rule}" if rule else "")
+            + (f"={s:.4g}" if isinstance(s, float) else "")
+            + (f"@{theta:g}" if theta else ""),
+            identity={
+                "run": config.to_dict(),
+                "weights": weights,
+                "model": model.config.to_dict(),
+                "theta": model.theta,
+                **({} if s is None else {"s": s}),
+            },
+            data=text_to_measure(data or text_of_run(config), is_for_tests=data is not None),
+            results=results,
+            device=here,
+            usual_length=config.model.train_length,
+            is_narrow=here.type == "cuda" and config.run.precision == "bfloat16",
+            model=config_hash({"weights": weights}),
+        )
+        file = folder / TOKENIZER
+        measured.check(str(file) if file.is_file() else config.data.tokenizer)
+        return measured
+
+    def check(self, tokenizer: str, *, otherwise: str = "") -> None:
+        """Refuse another tokenizer's text, numbers of another model, and a folder not to write.
+
+        `tokenizer` is what its own is called or where it is, `otherwise` what else could be done.
+        """
+        shards = self.shards
+        if shards.vocabulary.hash != self.tokenizer.vocabulary.hash:
+            raise UsageError(
+                f"the tokens in {shards.folder} are those of {shards.vocabulary.name!r}, not of "
+                "the model; make them with: "
+                f"ssmax-lab data prepare SOURCE OUT --tokenizer {tokenizer}" + otherwise
+            )
+        shards.verify_small()
+        for file, kind in FILES.items():
+            path = self.results / file
+            records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
+            known = {one.provenance.model for one in records if one.run == self.run}
+            if known - {"", self.model}:
+                raise UsageError(
+                    f"{path} has numbers of another model that is called {self.run!r}, or of "
+                    "other weights; give --results another folder, or the model's folder another "
+                    "name"
+                )
+        make_folder(self.results)
+
+    def provenance(self, **options: Any) -> Provenance:
+        """Where a number of this measurement comes from."""
+        config = {**self.identity, "text": self.shards.fingerprint, **options}
+        return Provenance.here(
+            config=config,
+            device=str(self.device),
+            seed=int(options.get("seed", 0)),
+            model=self.model,
+        )
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """As the model was trained, on a GPU."""
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._is_narrow else nullcontext()
+
+    def rows(self, length: int, count: int) -> np.ndarray:
+        """Documents, each behind the token that begins a text."""
+        rows = long_rows(self.shards, length=length, count=count)
+        if self._first is not None:
+            rows[:, 0] = self._first
+        return rows
+
+    def text(self) -> np.ndarray:
+        """The haystack."""
+        return haystack_text(self.shards)
+
+    def position_loss(
+        self,
+        *,
+        length: int,
+        documents: int,
+        batch: int = 1,
+        file: str = POSITION_LOSS,
+        on_progress: OnProgress = silent,
+    ) -> PositionLoss:
+        """Figure 5's numbers."""
+        rows = self.rows(length, documents)
+        with self.precision():
+            record = measure_position_loss(
+                self.subject,
+                rows,
+                run=self.run,
+                provenance=self.provenance(length=length, documents=documents),
+                batch=batch,
+                device=self.device,
+                on_document=lambda done, total: on_progress("document", done, total),
+            )
+        self._write(file, [record])
+        return record
+
+    def needle(
+        self,
+        *,
+        lengths: Sequence[int],
+        depths: Sequence[float],
+        trials: int,
+        digits: int,
+        batch: int,
+        seed: int,
+        on_progress: OnProgress = silent,
+    ) -> list[NeedleTrial]:
+        """Figure 6's numbers; a grid that was stopped goes on."""
+        with self.precision():
+            return measure_retrieval(
+                self.subject,
+                self.tokenizer,
+                self.text(),
+                run=self.run,
+                lengths=lengths,
+                depths=depths,
+                trials=trials,
+                seed=seed,
+                out=self.results / NEEDLE,
+                # Other lengths go into the same grid, other depths would change what is a mean.
+                provenance=self.provenance(
+                    seed=seed, digits=digits, trials=trials, depths=list(depths)
+                ),
+                batch=batch,
+                digits=digits,
+                on_cell=lambda done, total: on_progress("cell", done, total),
+            )
+
+    def needle_scores(
+        self,
+        *,
+        length: int,
+        trials: int,
+        depth: float | None,
+        digits: int,
+        seed: int,
+        needle: Needle | None = None,
+        batch: int = 1,
+        on_progress: OnProgress = silent,
+    ) -> list[NeedleScore]:
+        """Figure 8's numbers, or figure 7's where all trials hide one needle."""
+        with self.precision():
+            scores = measure_needle_scores(
+                self.subject,
+                self.tokenizer,
+                self.text(),
+                run=self.run,
+                length=length,
+                trials=trials,
+                seed=seed,
+                provenance=self.provenance(seed=seed, digits=digits, trials=trials, depth=depth),
+                depth=depth,
+                digits=digits,
+                needle=needle,
+                batch=batch,
+                device=self.device,
+                on_trial=lambda done, total: on_progress("trial", done, total),
+            )
+        self._write(NEEDLE_SCORE if needle is None else PAPERS_NEEDLE_SCORE, scores)
+        return scores
+
+    def fading(self, *, length: int, documents: int, on_progress: OnProgress = silent) -> Fading:
+        """Figure 1 in the wild."""
+        rows = self.rows(length, documents)
+        with self.precision():
+            record = measure_fading(
+                self.subject,
+                rows,
+                run=self.run,
+                provenance=self.provenance(length=length, documents=documents),
+                device=self.device,
+                on_document=lambda done, total: on_progress("document", done, total),
+            )
+        self._write(FADING, [record])
+        return record
+
+    def _write(self, name: str, records: Sequence[Any]) -> None:
+        """Records take the place of those of the same measurement; others stay."""
+        make_folder(self.results)
+        path = self.results / name
+        # Another process may measure another model into this folder.
+        with in_turn(self.results):
+            old = read_jsonl(path, type(records[0])) if path.exists() else []
+            mine = set(map(_measured, records))
+            kept = [one for one in old if _measured(one) not in mine]
+            write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+
+
+@torch.no_grad()
+def _under(model: LM, rule: str, s: float | Literal["kept"] | None) -> LM:
+    """A copy under another rule; where s is kept, a rule that learns none has 1."""
+    copy = model.with_rule(rule)
+    if s is not None:
+        for new, old in zip(_scales(copy), _scales(model), strict=True):
+            kept = getattr(old, "s", torch.ones(()))
+            new.s.copy_(kept if s == "kept" else torch.tensor(s))
+    return copy
+
+
+def _scales(model: LM) -> list[SSMaxScale]:
+    blocks: Any = model.blocks
+    return [block.attention.ssmax for block in blocks]
+
+
+def weights_hash(model: nn.Module) -> str:
+    """What a folder holds changes when it is trained on; its name and its config do not."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _measured(record: Any) -> tuple[Any, ...]:
+    """What a record is a measurement of; needle scores have their context size beside them."""
+    return record.run, record.provenance.config_hash, getattr(record, "length", None)

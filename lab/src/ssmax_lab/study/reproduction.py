@@ -1,0 +1,396 @@
+"""The paper on this machine: plan, do what is left, judge, draw. `ssmax-lab reproduce` is this."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+from ssmax._device import check_device, device_of
+from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
+from ssmax._progress import clock
+from ssmax.errors import UsageError
+from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.workers import cores
+from ssmax_lab.records import Comparison, Provenance, to_json_line
+from ssmax_lab.report.draw import draw
+from ssmax_lab.report.findings import PIECES, STUDY, VERDICTS, read_findings, read_study_file
+from ssmax_lab.study.claims import judge
+from ssmax_lab.study.conductor import Scheduler, StoppedBy, seconds_to_use, worker_command
+from ssmax_lab.study.pieces import QUESTIONS, check_archive, check_piece, identity, pack
+from ssmax_lab.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
+from ssmax_lab.study.presets import Study
+from ssmax_lab.train.config import TrainConfig
+from ssmax_lab.train.questions import is_path, question_sources
+from ssmax_lab.train.recipes import refuse_cpu
+
+COMPUTED = {1, 3}
+"""Figures that are mathematics: nothing has to be done for them."""
+
+
+def is_computed(figures: Sequence[int] | None) -> bool:
+    """Whether these figures need no training."""
+    return figures is not None and COMPUTED.issuperset(figures)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reproduced:
+    """How a reproduction ended."""
+
+    is_whole: bool
+    """Nothing is left to do."""
+    failed: Mapping[str, str]
+    """Jobs that failed, and their last words."""
+    comparisons: Sequence[Comparison] = ()
+    page: Path | None = None
+    """None where it was stopped, or nothing but a plan."""
+    stopped_by: StoppedBy | None = None
+    """A signal, or the clock as `minutes` asked for; the same call goes on."""
+
+
+def reproduce(
+    study: Study,
+    folder: Path,
+    *,
+    configurations: Sequence[str] | None = None,
+    seeds: int | None = None,
+    first_seed: int = 0,
+    figures: Sequence[int] | None = None,
+    data: Path | None = None,
+    test: Path | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    launcher: Sequence[str] = (),
+    minutes: float | None = None,
+    piece: str = "",
+    records: Path | None = None,
+    command: str = "",
+    dry_run: bool = False,
+) -> Reproduced:
+    """Do what is left of a study in its folder, and draw the page of what there is.
+
+    Everything is measured on the validation side of the text, or on all of `test`. After
+    `minutes` what runs is saved, and the same call goes on. A `piece` of a larger study has a
+    name, and its `records` go into an archive after every job, however it ends. `command` is what
+    was typed.
+    """
+    jobs = plan(
+        study,
+        configurations=configurations,
+        seeds=seeds,
+        first_seed=first_seed,
+        figures=figures,
+    )
+    if data is not None:
+        jobs = _without_data(jobs)
+    many = workers if workers is not None else (cores() if study.workers_per_core else 1)
+    if many < 1:
+        raise UsageError(f"workers must be at least 1, got {many}")
+    if records is not None:
+        check_archive(records)
+        check_folder(records.parent)
+    if piece:
+        check_piece(piece)
+    check_folder(folder)
+    text = (data or folder / "data").resolve()
+    origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
+    _refuse_another(study, folder, origin)
+    # Here, not when the first model is trained.
+    if (measured := test or data) is not None:
+        text_to_measure(measured, is_for_tests=test is not None)
+        _texts(origin, study.questions)
+    if not jobs and not is_computed(figures):
+        raise UsageError(
+            "there is nothing to do: these configurations have no part in what was asked for; "
+            "--dry-run without --only and --configs shows what there is"
+        )
+    check_device(device)
+    left = [job for job in jobs if seconds_taken(folder, job) is None]
+    if minutes is not None:
+        _check_minutes(minutes, study, left)
+    if left and device is not None:
+        device_of(device)
+    begun = {job.name: share for job in left if (share := share_done(study, folder, job))}
+    seconds = makespan(study, left, many, done=begun)
+    _say_plan(study, folder, jobs, left, many, seconds, minutes, origin)
+    if dry_run:
+        return Reproduced(is_whole=not left, failed={})
+    if left:
+        refuse_cpu(study.pretraining.run.recipe, device)
+    make_folder(folder)
+    threads = max(1, cores() // many) if study.workers_per_core else 0
+
+    def keep_records() -> None:
+        if records is not None:
+            pack(folder, records)
+
+    def keep_records_so_far() -> None:
+        # A full disk ends nothing that runs; at the end it is told.
+        with suppress(OSError):
+            # The text may have been prepared just now.
+            _write(study, folder, jobs, origin=origin)
+            keep_records()
+
+    with locked(folder) if left else nullcontext():
+        _write(study, folder, jobs, origin=origin, command=command)
+        conductor = Scheduler(
+            folder,
+            jobs,
+            study=study,
+            command=lambda job: worker_command(
+                folder,
+                job,
+                data=Path(origin.test) if job.kind in ("loss", "needle") else text,
+                device=device,
+                threads=threads,
+                launcher=launcher,
+            ),
+            workers=many,
+            minutes=minutes,
+            piece=piece,
+            on_done=keep_records_so_far,
+        )
+        stopped_by = conductor.run()
+        if stopped_by is not None:
+            keep_records()
+            return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
+    comparisons, page = report(folder)
+    # They were kept after every job; where that failed, it is told when all else is there.
+    keep_records()
+    return Reproduced(
+        is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
+        failed=conductor.failed,
+        comparisons=comparisons,
+        page=page,
+    )
+
+
+def report(folder: Path) -> tuple[list[Comparison], Path]:
+    """Judge and draw what a study's folder holds."""
+    findings = read_findings(folder)
+    provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
+    before = {(one.claim, one.text): one for one in findings.comparisons}
+    # What comes out as it was keeps the commit and the date that it first came out at.
+    judged = [
+        old if (old := before.get((new.claim, new.text))) and _is_as_before(old, new) else new
+        for new in judge(findings, provenance)
+    ]
+    if judged != findings.comparisons:
+        write_whole(folder / VERDICTS, "".join(map(to_json_line, judged)))
+        findings.comparisons = judged
+    return findings.comparisons, draw(findings, folder)
+
+
+def _is_as_before(old: Comparison, new: Comparison) -> bool:
+    """But for the last digits, which another processor may give otherwise."""
+    names = ("effect", "low", "high")
+    pairs = [(getattr(old, name), getattr(new, name)) for name in names]
+    is_near = all(
+        a == b if None in (a, b) else math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+        for a, b in pairs
+    )
+    same = {name: getattr(new, name) for name in (*names, "provenance")}
+    return is_near and dataclasses.replace(old, **same) == new
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What of a study its folder decides: the texts, and the piece that it is."""
+
+    data: str
+    """Prepared tokens to learn from."""
+    test: str
+    """Those that everything is measured on."""
+    piece: str = ""
+
+
+def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
+    """The study of a folder and its jobs by name."""
+    values = read_study_file(folder)
+    study = values["study"]
+    study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
+    study["needle_lengths"] = tuple(study["needle_lengths"])
+    jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
+    return Study(**study), {job.name: job for job in jobs}
+
+
+def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
+    """A folder belongs to one study: its numbers may not come from two."""
+    if (folder / PIECES).is_dir():
+        raise UsageError(
+            f"{folder} holds gathered pieces, behind which new work would be hidden; give another "
+            "--out, and gather its --records into this one"
+        )
+    if not (folder / STUDY).exists():
+        if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
+            raise UsageError(f"{folder} holds something that is no study; give another --out")
+        return
+    values = read_study_file(folder)
+    there = values["study"]
+    known, texts = values.get("texts", {}), _texts(origin, study.questions)
+    for name, given in dataclasses.asdict(origin).items():
+        # The same tokens may have been moved, alone or with the study.
+        is_same_text = name in texts and known.get(name) == texts[name]
+        if values.get(name, given) != given and not is_same_text:
+            raise UsageError(
+                f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
+                "another --out"
+            )
+    for name, text in texts.items():
+        if known.get(name, text) != text:
+            where = (
+                f"questions than those in {study.questions}"
+                if name == QUESTIONS
+                else f"tokens in its {name} folder, {getattr(origin, name)}"
+            )
+            raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
+    is_prepared_here = Path(origin.data) == (folder / "data").resolve()
+    if is_prepared_here and there.get("source") != study.source:
+        raise UsageError(
+            f"{folder} was begun with --text {there['source']}, not {study.source}; give that, or "
+            "another --out"
+        )
+    if identity(there) != identity(study.to_dict()):
+        raise UsageError(
+            f"{folder} holds another study, {there['preset']!r} with other settings; "
+            "give another --out, or the settings of its study.json"
+        )
+
+
+def _texts(origin: Origin, questions: str) -> dict[str, str]:
+    """What identifies the tokens to learn from and to measure on, and the files of questions.
+
+    Of those that are there.
+    """
+    texts, vocabularies = {}, {}
+    is_for_tests = origin.test != origin.data
+    for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
+        with suppress(UsageError):
+            side = (
+                folder / TRAIN
+                if name == "data"
+                else text_to_measure(folder, is_for_tests=is_for_tests)
+            )
+            shards = ShardSet.open(side)
+            texts[name], vocabularies[name] = shards.fingerprint, shards.vocabulary
+    if len({vocabulary.hash for vocabulary in vocabularies.values()}) > 1:
+        raise UsageError(
+            f"{origin.test} holds tokens of {vocabularies['test'].name!r}, {origin.data} of "
+            f"{vocabularies['data'].name!r}; prepare both with one tokenizer"
+        )
+    files = [Path(source) for source in question_sources(questions) if is_path(source)]
+    if files and all(file.is_file() for file in files):
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(file.read_bytes())
+        texts[QUESTIONS] = digest.hexdigest()
+    return texts
+
+
+def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
+    """Refuse a time in which some job would never be started, however often it is tried."""
+    if not 0 < minutes < math.inf:
+        raise UsageError(f"minutes must be more than 0 and finite, got {minutes:g}")
+    seconds = {job.name: seconds_to_use(job, expected_seconds(study, job)) for job in left}
+    longest = max(seconds, key=seconds.__getitem__, default="")
+    if longest and 60 * minutes < seconds[longest]:
+        raise UsageError(
+            f"{minutes:g} minutes are too few: {longest} is not started with less than "
+            f"{seconds[longest]:g} seconds left; give at least {math.ceil(seconds[longest] / 60)}"
+        )
+
+
+def _write(
+    study: Study, folder: Path, jobs: Sequence[Job], *, origin: Origin, command: str = ""
+) -> None:
+    """The study, with all jobs and commands that it ever had."""
+    known = {job.name: job for job in jobs}
+    commands = [command] if command else []
+    if (folder / STUDY).exists():
+        known = read_study(folder)[1] | known
+        before = read_study_file(folder).get("commands", [])
+        commands = list(dict.fromkeys([*before, *commands]))
+    values = {
+        "study": study.to_dict(),
+        "jobs": [dataclasses.asdict(job) for job in known.values()],
+        "commands": commands,
+        "texts": _texts(origin, study.questions),
+        **dataclasses.asdict(origin),
+    }
+    write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
+
+
+def _say_texts(study: Study, origin: Origin) -> None:
+    """What is learned from and measured on, and how far it reaches."""
+    needed = study.tokens_trained
+    try:
+        have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
+        words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
+    except UsageError:
+        words = f"{study.source!r}, not prepared yet; --text takes another"
+    print(f"  {'text to learn from':28} {words}")
+    is_for_tests = origin.test != origin.data
+    with suppress(UsageError):
+        side = ShardSet.open(text_to_measure(Path(origin.test), is_for_tests=is_for_tests))
+        rows = side.num_tokens // study.loss_length
+        if rows < study.loss_documents:
+            print(
+                f"  {'text to measure on':28} about {rows} rows of {study.loss_length:,} tokens, "
+                f"not {study.loss_documents}; --test takes another"
+            )
+
+
+def _without_data(jobs: Sequence[Job]) -> list[Job]:
+    return [
+        dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
+        for job in jobs
+        if job.kind != "data"
+    ]
+
+
+def _say_plan(
+    study: Study,
+    folder: Path,
+    jobs: Sequence[Job],
+    left: Sequence[Job],
+    workers: int,
+    seconds: float,
+    minutes: float | None,
+    origin: Origin,
+) -> None:
+    print(f"study {study.preset!r} in {folder}")
+    for kind, words in (
+        ("data", "prepare the text"),
+        ("pretrain", "pretrain"),
+        ("finetune", "fine-tune"),
+        ("loss", "loss by position and fading"),
+        ("needle", "needles: grid and scores"),
+    ):
+        these = [job for job in jobs if job.kind == kind]
+        if these:
+            open_ = sum(job in left for job in these)
+            runs = ", ".join(job.run for job in these if job.configuration)
+            each = f", {clock(study.seconds[kind])} each"
+            count = _counted(len(these), "job")
+            print(f"  {words:28} {count:>8}, {open_} left{each}{'  ' + runs if runs else ''}")
+    if left:
+        _say_texts(study, origin)
+        side = f", {workers} side by side" if workers > 1 else ""
+        shared = " (shared ones take several times as long)" if study.workers_per_core else ""
+        print(
+            f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
+            f"{study.measured_on}{shared}; stopped, the same command goes on"
+        )
+        if minutes is not None:
+            commands = _counted(math.ceil(seconds / 60 / minutes), "command")
+            print(f"{commands} of {minutes:g} minutes")
+    else:
+        print("all of it is done; the page is drawn again")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,311 @@
+"""Checkpoints: whole or not there, hashed, and free of code.
+
+    checkpoints/step-00001000/   *.safetensors (one per rank), state.json, manifest.json
+    checkpoints/latest           the name of the newest whole one
+
+Tensors go through torch.distributed.checkpoint in its safetensors storage, so a run may resume on
+another number of ranks and nothing is unpickled. A checkpoint is written into a hidden folder,
+hashed, synced and renamed; the pointer moves last. Reading checks every hash first.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+
+from ssmax._files import sync_folder, write_whole
+from ssmax.errors import UsageError
+from ssmax_lab.records import METRICS
+from ssmax_lab.train.journal import JournalMark, read_marked
+from ssmax_lab.train.world import DistContext
+
+FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainState:
+    """What a run knows besides its tensors."""
+
+    step: int
+    """Steps that are done."""
+    rule: str
+    """The rule of the model whose tensors these are."""
+    journal: JournalMark
+    """How far the journal was when these tensors were current."""
+    skipped: int
+    """Steps left out because of a loss or gradient that was not finite."""
+    data_fingerprint: str
+    """Identity of the samples; another one would be another run."""
+
+
+def checkpoint_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lives."""
+    return run / FOLDER / f"step-{step:08d}"
+
+
+class CheckpointWriter:
+    """Writes in the background; the caller waits for the copy of the tensors only."""
+
+    def __init__(
+        self, run: Path, world: DistContext, *, keep: int, keep_step: int | None = None
+    ) -> None:
+        self.run: Path = run
+        self.world: DistContext = world
+        self.keep: int = keep
+        self.keep_step: int | None = keep_step
+        """Stays, however old."""
+        self.last_step: int | None = None
+        """The step that was saved last, or is being saved."""
+        self._pending: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._quiet = _quiet_when_alone()
+
+    def __enter__(self) -> "CheckpointWriter":
+        self._quiet.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pending is not None:
+            self._pending.join()
+        self._quiet.__exit__(None, None, None)
+
+    def save(self, tensors: Mapping[str, Tensor], state: TrainState) -> None:
+        """Copy the tensors, then write them while training goes on; one at a time."""
+        self.finish()
+        final = checkpoint_folder(self.run, state.step)
+        hidden = final.with_name(f".{final.name}.writing")
+        # Where the first rank cannot, the others do not wait for it.
+        self.world.on_rank0(functools.partial(_make_empty, hidden))
+        written = _start_writing(dict(tensors), hidden, self.world)
+        self._pending = threading.Thread(
+            target=self._complete, args=(written, hidden, final, state), name="checkpoint"
+        )
+        self._pending.start()
+        self.last_step = state.step
+
+    @property
+    def has_failed(self) -> bool:
+        """True where what was being written could not be; `finish` says why."""
+        return self._failure is not None
+
+    def finish(self) -> None:
+        """Wait for what is being written; raise what went wrong with it."""
+        if self._pending is not None:
+            self._pending.join()
+            self._pending = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def _complete(
+        self, written: concurrent.futures.Future, hidden: Path, final: Path, state: TrainState
+    ) -> None:
+        try:
+            written.result()
+            if self.world.is_first:
+                write_whole(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
+                _write_manifest(hidden)
+                if final.exists():
+                    shutil.rmtree(final)
+                hidden.rename(final)
+                sync_folder(final.parent)
+                write_whole(final.parent / POINTER, final.name + "\n")
+                self._drop_others(final)
+        except CheckpointException as error:
+            # Of every rank that failed; the first cause is the one to show.
+            cause = next(iter(error.failures.values()))[0]
+            self._failure = cause if isinstance(cause, OSError) else error
+        except BaseException as error:
+            # A thread has no one to raise to; `finish` does it.
+            self._failure = error
+        finally:
+            if self.world.is_first:
+                shutil.rmtree(hidden, ignore_errors=True)
+
+    def _drop_others(self, newest: Path) -> None:
+        # One of a later step was not whole, or the run would have gone on from it.
+        later = [folder for folder in _steps(self.run) if folder.name > newest.name]
+        old = sorted(set(_steps(self.run)) - set(later), reverse=True)[self.keep :]
+        if self.keep_step is not None:
+            kept = checkpoint_folder(self.run, self.keep_step)
+            old = [folder for folder in old if folder != kept]
+        for folder in later + old:
+            shutil.rmtree(folder)
+        for folder in (self.run / FOLDER).glob(".*.writing"):
+            shutil.rmtree(folder)
+
+
+def _make_empty(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+@contextmanager
+def _quiet_when_alone() -> Iterator[None]:
+    """Within, torch does not wonder why a single process saves and loads as one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        yield
+
+
+def _start_writing(
+    tensors: dict[str, Tensor], folder: Path, world: DistContext
+) -> concurrent.futures.Future:
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    future = async_save(
+        tensors,
+        storage_writer=writer,
+        process_group=world.checkpoint_group,
+        no_dist=world.size == 1,
+    )
+    assert isinstance(future, concurrent.futures.Future)
+    return future
+
+
+def has_any(run: Path) -> bool:
+    """True where a run has checkpoints, whole or not."""
+    return bool(_steps(run))
+
+
+def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint that is whole; those that are not are named and passed over."""
+    for folder in sorted((run / FOLDER).glob(".*.writing")):
+        say(f"{folder} was never finished and is passed over")
+    for folder in sorted(_steps(run), reverse=True):
+        fault = _fault(folder)
+        if fault is None:
+            return folder
+        say(f"{folder} is not whole and is passed over: {fault}")
+    return None
+
+
+def branch(run: Path, step: int, folder: Path) -> bool:
+    """Give a new run another one's checkpoint of a step, and its journal until then.
+
+    False where that one has no whole checkpoint of the step.
+    """
+    found, there = checkpoint_folder(run, step), checkpoint_folder(folder, step)
+    if _fault(found) is not None:
+        return False
+    lines = read_marked(run / METRICS, read_state(found).journal)
+    # What is left of an attempt that was killed.
+    shutil.rmtree(there, ignore_errors=True)
+    shutil.copytree(found, there)
+    (folder / METRICS).write_bytes(lines)
+    return True
+
+
+def drop_checkpoints(run: Path, *, keep_step: int | None = None) -> None:
+    """Give the disk back that a finished run's checkpoints take, but for that of one step."""
+    kept = None if keep_step is None else checkpoint_folder(run, keep_step)
+    for folder in _steps(run):
+        if folder != kept:
+            shutil.rmtree(folder)
+    (run / FOLDER / POINTER).unlink(missing_ok=True)
+
+
+def read_state(folder: Path) -> TrainState:
+    """The state of a checkpoint."""
+    values = json.loads((folder / STATE).read_text())
+    return TrainState(**{**values, "journal": JournalMark(**values["journal"])})
+
+
+def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: DistContext) -> None:
+    """Fill the tensors from a checkpoint, in place; one that it lacks is named."""
+    stored = tensor_shapes(folder)
+    for name, tensor in tensors.items():
+        if name not in stored:
+            raise UsageError(f"{folder} holds no {name}: it is the checkpoint of another model")
+        if stored[name] != tuple(tensor.shape):
+            raise UsageError(
+                f"{folder} is the checkpoint of another model: {name} is {stored[name]} there, "
+                f"{tuple(tensor.shape)} here"
+            )
+    with _quiet_when_alone():
+        reader = HuggingFaceStorageReader(str(folder))
+        load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint by name."""
+    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {
+        name: tuple(tensor.size)
+        for name, tensor in stored.items()
+        if isinstance(tensor, TensorStorageMetadata)
+    }
+
+
+def _steps(run: Path) -> list[Path]:
+    return [folder for folder in (run / FOLDER).glob("step-*") if folder.is_dir()]
+
+
+def _fault(folder: Path) -> str | None:
+    """Why a folder is no whole checkpoint, or None."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if STATE not in manifest or not any(name.endswith(".safetensors") for name in manifest):
+            return f"{MANIFEST} names no {STATE} or no tensors"
+        for name, expected in manifest.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != expected["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes, not {expected['bytes']}"
+            if _hash(path) != expected["sha256"]:
+                return f"{name} does not have the checksum that it was written with"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read: {error}"
+    return None
+
+
+def _write_manifest(folder: Path) -> None:
+    manifest = {}
+    for path in sorted(folder.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        manifest[path.name] = {"bytes": path.stat().st_size, "sha256": _hash(path)}
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=2))
+    sync_folder(folder)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def training_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Weights that learn and the optimizer's state by name: sharded where they are sharded."""
+    tensors: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        tensors[f"model.{name}"] = parameter.detach()
+        assert parameter in optimizer.state, f"{name} is not what the optimizer holds"
+        for key, value in optimizer.state[parameter].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors

@@ -1,0 +1,380 @@
+"""What a run is made of. Born valid, never changed, written beside the run as it was resolved."""
+
+import dataclasses
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from ssmax.errors import UsageError
+from ssmax.nn.rules import RULES
+from ssmax_lab.model.config import LMConfig, nearest
+
+Parallel = Literal["auto", "none", "ddp", "fsdp2"]
+Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
+Precision = Literal["float32", "bfloat16"]
+OnNonfinite = Literal["stop", "skip"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DataConfig:
+    """Where the samples come from."""
+
+    folder: str = ""
+    """Tokens as `ssmax-lab data prepare` left them; "" for a run that has its own samples."""
+    tokenizer: str = ""
+    """Whose tokens they are; filled in from the data."""
+    questions: str = ""
+    """Of fine-tuning: a file, "invented" or "hidden"."""
+    base: str = ""
+    """Of fine-tuning: the run whose model is taught."""
+    seed: int = 0
+    """Decides the order of the samples."""
+    validation_windows: int = 64
+    """Windows of the validation shards that are looked at; 0: never."""
+
+    def __post_init__(self) -> None:
+        _at_least("data.validation_windows", self.validation_windows, 0)
+        _seed("data.seed", self.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimConfig:
+    """AdamW; weight decay is for parameters of rank 2 and more, so never for s, b or p_n."""
+
+    lr: float = 6e-4
+    """Peak of the learning rate."""
+    beta1: float = 0.9
+    """Decay of the gradient's mean."""
+    beta2: float = 0.95
+    """Decay of the gradient's mean square."""
+    eps: float = 1e-8
+    """Added to the root of the mean square."""
+    weight_decay: float = 0.1
+    """Decoupled, times the learning rate."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm; 0: never."""
+
+    def __post_init__(self) -> None:
+        _positive("optim.lr", self.lr)
+        _positive("optim.eps", self.eps)
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise UsageError(
+                    f"optim.{name} must be at least 0 and below 1, got {getattr(self, name)}"
+                )
+        _at_least("optim.weight_decay", self.weight_decay, 0.0)
+        _at_least("optim.max_grad_norm", self.max_grad_norm, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """The learning rate over the steps, times its peak."""
+
+    kind: Schedule = "constant"
+    """What follows the warm-up."""
+    warmup_steps: int = 1000
+    """Steps of a linear rise from 0."""
+    decay_steps: int = 0
+    """Last steps, of warmup-stable-decay alone, that fall linearly."""
+    final: float = 0.0
+    """Where cosine and warmup-stable-decay end, times the peak."""
+
+    def __post_init__(self) -> None:
+        _one_of("schedule.kind", self.kind, Schedule)
+        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        _at_least("schedule.decay_steps", self.decay_steps, 0)
+        if not 0.0 <= self.final <= 1.0:
+            raise UsageError(f"schedule.final must be from 0 to 1, got {self.final}")
+        if not self.decay_steps and self.kind == "warmup-stable-decay":
+            raise UsageError("schedule.decay_steps must be at least 1 for 'warmup-stable-decay'")
+        if self.decay_steps and self.kind != "warmup-stable-decay":
+            raise UsageError(
+                f"schedule.decay_steps belongs to kind 'warmup-stable-decay', not {self.kind!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SwitchConfig:
+    """Another rule for the last steps: configuration (f)."""
+
+    rule: str = ""
+    """The rule to switch to; "": none."""
+    last_fraction: float = 0.125
+    """The share of the steps that it gets."""
+
+    def __post_init__(self) -> None:
+        if self.rule and self.rule not in RULES:
+            raise UsageError(f"switch.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+        if not 0.0 < self.last_fraction < 1.0:
+            raise UsageError(
+                f"switch.last_fraction must be between 0 and 1, got {self.last_fraction}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """How long, how much at once, on what, and what is kept."""
+
+    recipe: str = "paper"
+    """The name of what it started from."""
+    steps: int = 200_000
+    """Steps of the optimizer."""
+    batch_size: int = 2048
+    """Sequences of a step, over all ranks and micro-batches."""
+    micro_batch: int = 64
+    """Sequences that one rank passes through the model at once, at most."""
+    seed: int = 0
+    """Decides the first weights, and dropout."""
+    precision: Precision = "bfloat16"
+    """Of the matrix products; weights and sums are float32."""
+    residual: Precision = "bfloat16"
+    """Of the residual stream where products are bfloat16; where they are float32 it is too."""
+    compile: bool = True
+    """torch.compile the model."""
+    activation_memory_budget: float = 1.0
+    """Share of the activations that torch.compile keeps for the backward pass, where it is used;
+    it computes the others again, the cheapest first."""
+    record: bool = False
+    """Replay forward and backward as a CUDA graph: on one GPU, where a step is one micro-batch."""
+    parallel: Parallel = "auto"
+    """Over several ranks; auto: ddp."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints; the last step always has one."""
+    keep_checkpoints: int = 2
+    """How many of the newest stay."""
+    validate_every: int = 1000
+    """Steps between looks at the validation windows."""
+    scale_every: int = 100
+    """Steps between records of every head's s and b."""
+    journal_every: int = 10
+    """Steps between writes to the journal, which has every step; the device is not waited for
+    in between."""
+    on_nonfinite: OnNonfinite = "stop"
+    """A loss or gradient that is not finite stops the run, or is skipped and counted."""
+    tensorboard: bool = False
+    """Write curves for TensorBoard too."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "micro_batch", "checkpoint_every", "keep_checkpoints"):
+            _at_least(f"run.{name}", getattr(self, name), 1)
+        for name in ("validate_every", "scale_every", "journal_every"):
+            _at_least(f"run.{name}", getattr(self, name), 1)
+        _seed("run.seed", self.seed)
+        _one_of("run.precision", self.precision, Precision)
+        _one_of("run.residual", self.residual, Precision)
+        if not 0.0 <= self.activation_memory_budget <= 1.0:
+            raise UsageError(
+                f"run.activation_memory_budget must be between 0 and 1, got "
+                f"{self.activation_memory_budget}"
+            )
+        _one_of("run.parallel", self.parallel, Parallel)
+        _one_of("run.on_nonfinite", self.on_nonfinite, OnNonfinite)
+
+
+# What may differ when a run goes on: it changes where and how the run is computed, or how much of
+# it there is, not what was computed so far.
+MAY_CHANGE = (
+    "run.steps",
+    "run.micro_batch",
+    "run.compile",
+    "run.activation_memory_budget",
+    "run.record",
+    "run.parallel",
+    "run.checkpoint_every",
+    "run.keep_checkpoints",
+    "run.on_nonfinite",
+    "run.tensorboard",
+    "data.folder",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig:
+    """A run, whole. The defaults are the paper's tables 1 and 2."""
+
+    model: LMConfig = dataclasses.field(default_factory=LMConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optim: OptimConfig = dataclasses.field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    switch: SwitchConfig = dataclasses.field(default_factory=SwitchConfig)
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        if self.schedule.decay_steps > self.run.steps:
+            raise UsageError(
+                f"schedule.decay_steps must be at most run.steps, {self.run.steps}, "
+                f"got {self.schedule.decay_steps}"
+            )
+        if self.switch.rule == self.model.rule:
+            raise UsageError(
+                f"switch.rule must differ from model.rule, both are {self.switch.rule!r}"
+            )
+
+    @property
+    def switch_step(self) -> int:
+        """Steps under the model's own rule; all of them where nothing is switched."""
+        if not self.switch.rule:
+            return self.run.steps
+        return self.run.steps - max(1, round(self.run.steps * self.switch.last_fraction))
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that a step sees."""
+        return self.run.batch_size * self.model.train_length
+
+    @property
+    def is_bound_to_steps(self) -> bool:
+        """True where what a step does depends on how many there will be."""
+        return self.schedule.kind != "constant" or bool(self.switch.rule)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The configuration of a file; an unknown key is an error that names the nearest one."""
+        return cls().replaced(flat(values))
+
+    def replaced(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with values by their dotted names, "optim.lr"; texts are read as the field's type.
+
+        All changes are made at once: what is valid only together may be given together.
+        """
+        known = {
+            f"{room.name}.{field.name}": field
+            for room in dataclasses.fields(self)
+            for field in dataclasses.fields(getattr(self, room.name))
+        }
+        rooms: dict[str, dict[str, Any]] = {}
+        for key, value in changes.items():
+            if key not in known:
+                raise UsageError(f"unknown key {key!r}{nearest(key, list(known))}")
+            room, name = key.split(".", 1)
+            rooms.setdefault(room, {})[name] = _as_field(key, value, known[key])
+        changed = {}
+        for room, fields in rooms.items():
+            try:
+                changed[room] = dataclasses.replace(getattr(self, room), **fields)
+            except UsageError as error:
+                text = str(error)
+                raise UsageError(
+                    text if text.startswith(f"{room}.") else f"{room}.{text}"
+                ) from None
+        return dataclasses.replace(self, **changed)
+
+
+def read_overrides(texts: Sequence[str]) -> dict[str, str]:
+    """`["optim.lr=3e-4"]` as a mapping."""
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"an override is written key=value, as in optim.lr=3e-4, got {text!r}")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """Values of a .toml or .json file by their dotted names; a run's config.json is such a file."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        if path.suffix == ".toml":
+            values = tomllib.loads(path.read_text())
+        elif path.suffix == ".json":
+            values = json.loads(path.read_text())
+        else:
+            raise UsageError(f"a configuration is a .toml or .json file, got {path}")
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
+    values.pop("provenance", None)
+    return flat(values)
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their dotted names, "optim.lr"."""
+    rooms = [field.name for field in dataclasses.fields(TrainConfig)]
+    flat = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            if key not in rooms:
+                raise UsageError(f"unknown room {key!r}{nearest(key, rooms)}")
+            flat |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _as_field(key: str, value: Any, field: dataclasses.Field) -> Any:
+    """The value as its field's type: texts of a command line are read, wrong types refused."""
+    kinds, is_optional = _types_of(field.type)
+    if is_optional and (value is None or value in ("none", "None", "")):
+        return None
+    for kind in kinds:
+        try:
+            return _as_type(value, kind)
+        except (TypeError, ValueError):
+            continue
+    wanted = " or ".join(kind.__name__ for kind in kinds) + (" or none" if is_optional else "")
+    raise UsageError(f"{key} must be {wanted}, got {value!r}")
+
+
+def _types_of(annotation: Any) -> tuple[list[type], bool]:
+    if typing.get_origin(annotation) is Literal:
+        return [str], False
+    if isinstance(annotation, types.UnionType):
+        inner = [kind for kind in get_args(annotation) if kind is not type(None)]
+        return inner, len(inner) < len(get_args(annotation))
+    return [annotation], False
+
+
+def _as_type(value: Any, kind: type) -> Any:
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        if isinstance(value, bool):
+            return value
+        raise TypeError
+    if kind is str:
+        if isinstance(value, str):
+            return value
+        raise TypeError
+    if isinstance(value, bool):
+        raise TypeError
+    if kind is float:
+        return float(value)
+    try:
+        return int(str(value))
+    except ValueError:
+        # Written as 1e6, a whole number is one.
+        if not float(value).is_integer():
+            raise
+        return int(float(value))
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least or not math.isfinite(value):
+        raise UsageError(f"{name} must be at least {least}, got {value}")
+
+
+def _seed(name: str, value: int) -> None:
+    if not 0 <= value < 2**63:
+        raise UsageError(f"{name} must be from 0 to 2**63 - 1, got {value}")
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0 or not math.isfinite(value):
+        raise UsageError(f"{name} must be positive, got {value}")
+
+
+def _one_of(name: str, value: str, kinds: Any) -> None:
+    if value not in get_args(kinds):
+        raise UsageError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")

@@ -1,0 +1,168 @@
+"""Runs with a name: the paper's tables 2 and 3, and what fits one GPU or a laptop.
+
+A configuration of the paper, (a) to (f), is a rule laid over any of them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ssmax.errors import UsageError
+from ssmax_lab.model.config import LMConfig
+from ssmax_lab.train.config import (
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+
+CONFIGURATIONS = {
+    "a": "softmax",
+    "b": "ssmax",
+    "c": "ssmax_no_s",
+    "d": "ssmax_bias",
+    "f": "softmax",
+    "probe": "probe",
+    "temperature": "temperature",
+}
+"""Name to rule. (e) is not trained: it is (a) with its softmax replaced afterwards."""
+
+
+def configured(config: TrainConfig, name: str) -> TrainConfig:
+    """The run under one of the paper's configurations, or under any rule by its name."""
+    if name == "e":
+        raise UsageError(
+            "configuration e is not trained: it is a finished run of a, its softmax replaced "
+            "when it is evaluated; train a"
+        )
+    rule = CONFIGURATIONS.get(name, name)
+    switch = dataclasses.replace(config.switch, rule="ssmax" if name == "f" else "")
+    try:
+        model = dataclasses.replace(config.model, rule=rule)
+    except UsageError:
+        raise UsageError(
+            f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
+        ) from None
+    # The old switch may go to this very rule: both change at once.
+    return dataclasses.replace(config, model=model, switch=switch)
+
+
+def paper() -> TrainConfig:
+    """Table 2: 2,097,152 tokens a step. The number of steps is ours."""
+    return TrainConfig()
+
+
+def gpu() -> TrainConfig:
+    """The paper's model for one GPU: 250 M tokens in steps of a thirty-second of the batch.
+
+    Heads that copy form by steps, not by tokens: so the steps are small and the rate the paper's.
+    """
+    return TrainConfig(
+        schedule=ScheduleConfig(warmup_steps=200),
+        run=RunConfig(
+            recipe="gpu",
+            steps=3815,
+            batch_size=64,
+            checkpoint_every=1000,
+            validate_every=500,
+            scale_every=20,
+        ),
+    )
+
+
+def quick() -> TrainConfig:
+    """A small model on two CPU cores in minutes: the smallest that learns to look numbers up."""
+    return TrainConfig(
+        model=LMConfig(
+            num_layers=3,
+            num_heads=4,
+            hidden_size=64,
+            intermediate_size=176,
+            vocab_size=768,
+            train_length=64,
+        ),
+        optim=OptimConfig(lr=2e-3),
+        schedule=ScheduleConfig(warmup_steps=50),
+        run=RunConfig(
+            recipe="quick",
+            steps=1000,
+            batch_size=32,
+            micro_batch=32,
+            precision="float32",
+            compile=False,
+            checkpoint_every=200,
+            validate_every=200,
+            scale_every=20,
+        ),
+    )
+
+
+def small() -> TrainConfig:
+    """A model of 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
+    return TrainConfig(
+        model=LMConfig(
+            num_layers=6, num_heads=6, hidden_size=384, intermediate_size=1024, train_length=512
+        ),
+        optim=OptimConfig(lr=1e-3),
+        schedule=ScheduleConfig(warmup_steps=100),
+        run=RunConfig(
+            recipe="small",
+            steps=2000,
+            batch_size=64,
+            checkpoint_every=1000,
+            validate_every=500,
+            scale_every=50,
+        ),
+    )
+
+
+PRETRAINING = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}
+
+DEFAULT_TEXT = {
+    "quick": ("embedded", "small"),
+    "small": ("embedded", "gpt2-digits"),
+    "gpu": ("embedded", "gpt2-digits"),
+    "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),
+}
+"""Source and tokenizer of a recipe that is given no text."""
+
+
+def refuse_cpu(recipe: str, device: str | None) -> None:
+    """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
+    if recipe == "quick" or device is not None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"the {recipe} preset is made for a GPU, and torch finds none here; take the quick "
+            "preset, or --device cpu for the CPU all the same"
+        )
+
+
+def finetuning_of(
+    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], changes: Mapping[str, Any]
+) -> TrainConfig:
+    """Table 3 over a pretrained run, or what suits a quick one; `changes` are laid over it.
+
+    Its epochs are counted in steps of the batch size that results, which `steps_per_epoch` is told.
+    """
+    is_quick = base.run.recipe == "quick"
+    config = TrainConfig(
+        model=base.model,
+        data=DataConfig(seed=base.data.seed, tokenizer=base.data.tokenizer),
+        optim=OptimConfig(lr=3e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
+        schedule=ScheduleConfig(kind="cosine"),
+        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
+    )
+    epoch = steps_per_epoch(config.replaced(changes).run.batch_size)
+    return config.replaced(
+        {
+            "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,
+            "run.steps": (5 if is_quick else 10) * epoch,
+            "run.checkpoint_every": epoch,
+            "run.validate_every": epoch,
+            **changes,
+        }
+    )

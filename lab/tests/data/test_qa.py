@@ -1,0 +1,353 @@
+"""Question answering: what SQuAD says, cut to fit, packed so that only answers are learned."""
+
+import gzip
+import itertools
+import json
+import lzma
+
+import numpy as np
+import pytest
+import torch
+
+from ssmax_lab.data.qa import (
+    IGNORE,
+    Example,
+    Question,
+    QuestionStream,
+    encode_questions,
+    format_question,
+    read_squad,
+)
+
+END = 256
+HARBOUR = "The harbour of Lindholm freezes in January. Its ferry then stays on the southern shore."
+BAKER = "Marta bakes rye bread on Tuesdays."
+SQUAD = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Lindholm",
+            "paragraphs": [
+                {
+                    "context": HARBOUR,
+                    "qas": [
+                        {
+                            "id": "a",
+                            "question": "When does the harbour freeze?",
+                            "answers": [
+                                {"text": "January", "answer_start": 35},
+                                {"text": "in January", "answer_start": 32},
+                            ],
+                            "is_impossible": False,
+                        },
+                        {
+                            "id": "b",
+                            "question": "Who owns the ferry?",
+                            "answers": [],
+                            "plausible_answers": [{"text": "Lindholm", "answer_start": 15}],
+                            "is_impossible": True,
+                        },
+                    ],
+                }
+            ],
+        },
+        {
+            "title": "Marta",
+            "paragraphs": [
+                {
+                    "context": BAKER,
+                    "qas": [
+                        {
+                            "id": "c",
+                            "question": "What does Marta bake?",
+                            "answers": [{"text": "rye bread", "answer_start": 12}],
+                        }
+                    ],
+                }
+            ],
+        },
+    ],
+}
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def decode(tokens):
+    return bytes(token for token in tokens if token != END).decode()
+
+
+def encoded(questions, length):
+    return encode_questions(questions, encode, end_of_document=END, length=length)
+
+
+def invented(count, length, seed=0):
+    """Examples whose tokens are all different, so that each can be told from every other."""
+    generator, tokens = np.random.default_rng(seed), itertools.count(1000)
+    examples = []
+    for _ in range(count):
+        size = int(generator.integers(3, length // 2))
+        row = np.array([*itertools.islice(tokens, size - 1), END], np.int32)
+        examples.append(Example(tokens=row, answer_start=int(generator.integers(1, size - 1))))
+    return examples
+
+
+def contents(rows):
+    """The segments of the rows, padding left out."""
+    segments = []
+    for row in rows:
+        for start, stop in itertools.pairwise(row.cu_seqlens.tolist()):
+            segment = row.tokens[start:stop].tolist()
+            if set(segment) != {END}:
+                segments.append(segment)
+    return segments
+
+
+def first_epoch(examples, length):
+    # This seed turns two examples around.
+    stream = QuestionStream(examples, length=length, seed=3)
+    return stream.batch(0, stream.rows_in_epoch(0))
+
+
+def same(first, second):
+    return all(
+        torch.equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(first, second, strict=True)
+        for name in ("tokens", "targets", "cu_seqlens")
+    )
+
+
+@pytest.fixture
+def squad(tmp_path):
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps(SQUAD))
+    return path
+
+
+def test_questions_come_with_their_first_answer_or_none(squad):
+    assert read_squad(squad) == [
+        Question(
+            id="a", context=HARBOUR, question="When does the harbour freeze?", answer="January"
+        ),
+        Question(id="b", context=HARBOUR, question="Who owns the ferry?", answer=""),
+        Question(id="c", context=BAKER, question="What does Marta bake?", answer="rye bread"),
+    ]
+
+
+def test_what_is_impossible_has_no_answer_even_if_one_is_given(tmp_path):
+    entry = {"id": "d", "question": "?", "answers": [{"text": "x"}], "is_impossible": True}
+    value = {"data": [{"paragraphs": [{"context": BAKER, "qas": [entry]}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    assert [question.answer for question in read_squad(tmp_path / "a.json")] == [""]
+
+
+@pytest.mark.parametrize("opener", [gzip.open, lzma.open])
+def test_a_compressed_file_reads_like_the_plain_one(squad, opener):
+    packed = squad.with_name("squad.json" + {gzip.open: ".gz", lzma.open: ".xz"}[opener])
+    with opener(packed, "wb") as file:
+        file.write(squad.read_bytes())
+    assert read_squad(packed) == read_squad(squad)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.xz"])
+@pytest.mark.parametrize("data", [None, b"", b"{", b"\xff\xfe\x00", b"not an archive"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, data):
+    if data is not None:
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"{name} cannot be read as SQuAD"):
+        read_squad(tmp_path / name)
+
+
+@pytest.mark.parametrize("opener", [gzip.open, lzma.open])
+def test_an_archive_that_ends_early_is_named(squad, opener):
+    name = "cut" + {gzip.open: ".gz", lzma.open: ".xz"}[opener]
+    with opener(squad.with_name(name), "wb") as file:
+        file.write(squad.read_bytes())
+    squad.with_name(name).write_bytes(squad.with_name(name).read_bytes()[:-30])
+    with pytest.raises(ValueError, match=f"{name} cannot be read"):
+        read_squad(squad.with_name(name))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "a.json is not SQuAD: it has no 'data' of type list"),
+        ({"data": {}}, "a.json is not SQuAD: it has no 'data' of type list"),
+        ({"data": []}, "a.json holds no questions"),
+        ({"data": [3]}, r"a.json: data\[0\] is not SQuAD: it has no 'paragraphs'"),
+        ({"data": [{"paragraphs": [{"qas": []}]}]}, r"paragraphs\[0\] .* no 'context' of type str"),
+        ({"data": [{"paragraphs": [{"context": "", "qas": [{}]}]}]}, r"qas\[0\] .* no 'answers'"),
+        (
+            {"data": [{"paragraphs": [{"context": "", "qas": [{"answers": [{}]}]}]}]},
+            r"data\[0\].paragraphs\[0\].qas\[0\].answers\[0\] is not SQuAD: it has no 'text'",
+        ),
+        (
+            {"data": [{"paragraphs": [{"context": "", "qas": [{"answers": [], "id": 7}]}]}]},
+            r"qas\[0\] is not SQuAD: it has no 'id' of type str",
+        ),
+    ],
+)
+def test_what_is_not_squad_is_refused_with_its_place(tmp_path, value, message):
+    (tmp_path / "a.json").write_text(json.dumps(value))
+    with pytest.raises(ValueError, match=message):
+        read_squad(tmp_path / "a.json")
+
+
+def test_the_prompt_ends_where_the_answer_begins(squad):
+    january, nobody, _ = read_squad(squad)
+    assert format_question(january) == (
+        f"{HARBOUR}\n\nQuestion: When does the harbour freeze?\nAnswer:",
+        " January",
+    )
+    assert format_question(nobody)[1] == " unanswerable"
+
+
+def test_an_example_is_prompt_answer_and_end(squad):
+    questions = read_squad(squad)
+    examples, num_dropped = encoded(questions, 1000)
+    assert num_dropped == 0
+    for question, example in zip(questions, examples, strict=True):
+        prompt, answer = format_question(question)
+        assert decode(example.tokens[: example.answer_start]) == prompt
+        assert decode(example.tokens[example.answer_start :]) == answer
+        assert example.tokens[-1] == END
+
+
+def test_a_long_context_loses_its_beginning_and_nothing_else(squad):
+    question = read_squad(squad)[0]
+    whole = encoded([question], 1000)[0][0]
+    core = len("\n\nQuestion: When does the harbour freeze?\nAnswer: January") + 1
+    for length in (whole.tokens.size, whole.tokens.size - 1, core + 5, core):
+        (example,), num_dropped = encoded([question], length)
+        assert num_dropped == 0
+        assert example.tokens.tolist() == whole.tokens[-length:].tolist()
+        assert decode(example.tokens[example.answer_start :]) == " January"
+    assert encoded([question], core - 1) == ([], 1)
+
+
+def test_questions_that_do_not_fit_are_counted_and_the_others_stay(squad):
+    questions = read_squad(squad)
+    cores = [
+        len(f"\n\nQuestion: {q.question}\nAnswer:{format_question(q)[1]}") + 1 for q in questions
+    ]
+    assert sorted(cores) == [52, 53, 58]
+    examples, num_dropped = encoded(questions, 53)
+    assert num_dropped == 1
+    assert [decode(example.tokens[example.answer_start :]) for example in examples] == [
+        " unanswerable",
+        " rye bread",
+    ]
+
+
+@pytest.mark.parametrize("answer_start", [0, 3, -1])
+def test_an_example_has_a_prompt_and_an_answer(answer_start):
+    with pytest.raises(ValueError, match=f"of 3 tokens, got {answer_start}"):
+        Example(tokens=np.array([1, 2, END]), answer_start=answer_start)
+
+
+def test_two_examples_and_padding_by_hand():
+    first = Example(tokens=np.array([10, 11, 12, END]), answer_start=2)
+    second = Example(tokens=np.array([20, 21, END]), answer_start=1)
+    (row,) = first_epoch([first, second], 9)
+    no = IGNORE
+    assert row.tokens.tolist() == [20, 21, END, 10, 11, 12, END, END, END]
+    assert row.targets.tolist() == [21, END, no, no, 12, END, no, no, no]
+    assert row.cu_seqlens.tolist() == [0, 3, 7, 9]
+    assert row.tokens.dtype == row.targets.dtype == torch.int64
+    assert row.cu_seqlens.dtype == torch.int32
+
+
+def test_a_full_row_has_no_padding():
+    example = Example(tokens=np.array([1, 2, END]), answer_start=1)
+    rows = first_epoch([example] * 4, 6)
+    assert [row.cu_seqlens.tolist() for row in rows] == [[0, 3, 6]] * 2
+
+
+@pytest.mark.parametrize("count", [1, 7, 300, 1500])
+def test_every_example_lies_whole_in_one_row(count):
+    examples = invented(count, 40)
+    rows = first_epoch(examples, 40)
+    assert sorted(contents(rows)) == sorted(example.tokens.tolist() for example in examples)
+    for row in rows:
+        assert row.tokens.shape == row.targets.shape == (40,)
+        bounds = row.cu_seqlens.tolist()
+        assert bounds[0] == 0 and bounds[-1] == 40
+        assert all(a < b for a, b in itertools.pairwise(bounds))
+
+
+def test_only_answers_are_learned_each_from_the_token_before_it():
+    examples = invented(300, 40)
+    learned = []
+    for row in first_epoch(examples, 40):
+        places = (row.targets != IGNORE).nonzero().flatten()
+        last = set((row.cu_seqlens[1:] - 1).tolist())
+        assert not last & set(places.tolist())
+        assert torch.equal(row.targets[places], row.tokens[places + 1])
+        learned += row.targets[places].tolist()
+    answers = [example.tokens[example.answer_start :].tolist() for example in examples]
+    assert sorted(learned) == sorted(itertools.chain(*answers))
+
+
+def test_rows_are_well_filled():
+    examples = invented(1500, 60)
+    rows = first_epoch(examples, 60)
+    assert sum(example.tokens.size for example in examples) > 0.95 * 60 * len(rows)
+
+
+def test_an_example_longer_than_the_row_is_refused():
+    example = Example(tokens=np.array([1, 2, END]), answer_start=1)
+    with pytest.raises(ValueError, match="example of 3 tokens does not fit a row of 2"):
+        QuestionStream([example], length=2, seed=0)
+
+
+def test_every_epoch_holds_every_example_once_in_its_own_order():
+    examples = invented(200, 40)
+    stream = QuestionStream(examples, length=40, seed=5)
+    expected = sorted(example.tokens.tolist() for example in examples)
+    first, seen = 0, []
+    for epoch in range(6):
+        rows = stream.batch(first, stream.rows_in_epoch(epoch))
+        assert sorted(contents(rows)) == expected
+        seen.append(contents(rows))
+        first += len(rows)
+    assert all(a != b for a, b in itertools.combinations(seen, 2))
+    assert len({stream.rows_in_epoch(epoch) for epoch in range(6)}) > 1
+
+
+def test_seeds_have_orders_of_their_own():
+    examples = invented(50, 40)
+    first, second = (QuestionStream(examples, length=40, seed=seed).batch(0, 5) for seed in (0, 1))
+    assert contents(first) != contents(second)
+
+
+def test_a_stream_resumed_at_any_sample_is_the_stream_that_never_stopped():
+    examples = invented(30, 40)
+    rows = QuestionStream(examples, length=40, seed=5).batch(0, 90)
+    assert sum(QuestionStream(examples, length=40, seed=5).rows_in_epoch(e) for e in range(4)) < 90
+    for first in (0, 1, 13, 14, 15, 16, 17, 45, 77):
+        assert same(QuestionStream(examples, length=40, seed=5).batch(first, 9), rows[first:][:9])
+    stream = QuestionStream(examples, length=40, seed=5)
+    for first in (77, 3, 45, 16):
+        assert same(stream.batch(first, 9), rows[first:][:9])
+
+
+def test_an_epoch_has_the_steps_that_its_rows_need():
+    stream = QuestionStream(invented(200, 40), length=40, seed=5)
+    rows = stream.rows_in_epoch(0)
+    assert [stream.steps_per_epoch(size) for size in (1, rows - 1, rows, rows + 1)] == [
+        rows,
+        2,
+        1,
+        1,
+    ]
+
+
+def test_what_cannot_be_streamed_is_refused():
+    with pytest.raises(ValueError, match="at least one example"):
+        QuestionStream([], length=40, seed=0)
+    stream = QuestionStream(invented(3, 40), length=40, seed=0)
+    with pytest.raises(ValueError, match="from 0, got -1"):
+        stream.batch(-1, 2)
+    with pytest.raises(ValueError, match="from 0, got -2"):
+        stream.rows_in_epoch(-2)

@@ -1,0 +1,142 @@
+"""A plan holds what is asked for and what that needs, in an order in which it can be done."""
+
+import dataclasses
+
+import pytest
+
+from ssmax_lab.study.plan import (
+    begins_at,
+    expected_seconds,
+    makespan,
+    mark_done,
+    plan,
+    read_figures,
+    seconds_taken,
+)
+from ssmax_lab.study.presets import CONFIGURATIONS, PRESETS, gpu, quick
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_a_plan_that_can_be_done(preset):
+    study = PRESETS[preset]()
+    assert set(study.seeds) == set(CONFIGURATIONS)
+    done = set()
+    for job in plan(study):
+        assert set(job.needs) <= done, job.name
+        assert study.seconds[job.kind] > 0
+        done.add(job.name)
+
+
+def test_quick_has_two_seeds_where_they_matter_and_fits_twenty_minutes():
+    jobs = plan(quick())
+    names = {job.name for job in jobs}
+    for configuration in ("a", "b", "temperature"):
+        assert {f"pretrain-{configuration}-{seed}" for seed in (0, 1)} <= names
+    assert "pretrain-c-1" not in names and "pretrain-e-0" not in names
+    assert {"finetune-e-0", "loss-e-0", "needle-e-0"} <= names
+    assert makespan(quick(), jobs, workers=2) < 20 * 60
+
+
+@pytest.mark.parametrize(
+    ("figures", "kinds"),
+    [
+        ([1, 3], set()),
+        ([2], {"data", "pretrain"}),
+        ([4], {"data", "pretrain"}),
+        ([5], {"data", "pretrain", "loss"}),
+        ([6], {"data", "pretrain", "finetune", "needle"}),
+        ([5, 8], {"data", "pretrain", "finetune", "loss", "needle"}),
+    ],
+)
+def test_a_figure_needs_no_more_than_it_is_drawn_from(figures, kinds):
+    assert {job.kind for job in plan(quick(), figures=figures)} == kinds
+
+
+def test_figure_2_needs_the_probe_and_figure_4_all_but_it():
+    probe = {job.run for job in plan(quick(), figures=[2]) if job.kind == "pretrain"}
+    others = {job.run for job in plan(quick(), figures=[4]) if job.kind == "pretrain"}
+    assert probe == {"probe-0"} and "probe-0" not in others and "a-1" in others
+
+
+def test_e_is_made_of_a():
+    jobs = {job.name: job for job in plan(quick(), configurations=["e"], seeds=1)}
+    assert jobs["finetune-e-0"].needs == ("pretrain-a-0",)
+    assert jobs["loss-e-0"].needs == ("pretrain-a-0",)
+    assert "needle-a-0" not in jobs
+
+
+def test_f_goes_on_from_a_where_both_are_wanted():
+    def pretraining_of_f(configurations, **options):
+        jobs = plan(quick(), configurations=configurations, seeds=1, **options)
+        return next(job for job in jobs if job.name.startswith("pretrain-f"))
+
+    both, alone = pretraining_of_f(["f", "a"], first_seed=3), pretraining_of_f(["f"])
+    assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
+    whole = quick().seconds["pretrain"]
+    assert expected_seconds(quick(), both) == whole / 8
+    assert begins_at(quick(), both) == 7 / 8 and begins_at(quick(), alone) == 0.0
+    assert expected_seconds(quick(), alone) == whole
+
+
+def test_what_is_done_is_known_by_its_mark(tmp_path):
+    job = plan(quick())[0]
+    assert seconds_taken(tmp_path, job) is None
+    mark_done(tmp_path, job, 3.21)
+    assert seconds_taken(tmp_path, job) == 3.2
+
+
+def test_workers_share_the_time():
+    jobs = plan(quick())
+    one, two = (makespan(quick(), jobs, workers) for workers in (1, 2))
+    assert one == sum(expected_seconds(quick(), job) for job in jobs)
+    assert 0.5 * one <= two < 0.6 * one
+
+
+def test_a_run_is_measured_before_the_next_is_trained():
+    names = [job.name for job in plan(quick(), configurations=["b", "a"], seeds=2)]
+    assert names[:5] == ["data", "pretrain-b-0", "finetune-b-0", "loss-b-0", "needle-b-0"]
+    assert names[5:6] == ["pretrain-a-0"] and names[9:10] == ["pretrain-b-1"]
+
+
+def test_where_one_training_fills_the_machine_there_is_no_second_beside_it():
+    study = gpu()
+    seconds = study.seconds
+    jobs = plan(study, configurations=["a", "b"], seeds=1, figures=[6])
+    prepared = [job for job in jobs if job.kind != "data"]
+    # a's fine-tuning and needles are over before b is trained.
+    after = seconds["finetune"] + seconds["needle"]
+    assert makespan(study, prepared, workers=2) == 2 * seconds["pretrain"] + after
+    together = dataclasses.replace(study, trains_alone=False)
+    assert makespan(together, prepared, workers=2) == seconds["pretrain"] + after
+
+
+def test_what_is_being_done_counts_with_what_is_left_of_it():
+    study = gpu()
+    jobs = plan(study, configurations=["a"], seeds=1)
+    left = [job for job in jobs if job.kind != "data"]
+    whole = makespan(study, left, workers=1)
+    begun = makespan(study, left, workers=1, done={"pretrain-a-0": 0.25})
+    assert whole - begun == pytest.approx(study.seconds["pretrain"] / 4)
+    # Though it stands behind others in the plan.
+    tail = [job for job in left if job.kind in ("loss", "needle")]
+    alone = makespan(study, tail, workers=1, done={"needle-a-0": 0.5})
+    assert alone == pytest.approx(study.seconds["loss"] + study.seconds["needle"] / 2)
+
+
+def test_figures_are_read_as_people_write_them():
+    assert read_figures([]) is None
+    assert read_figures(["figure5", "C6", "fig 6", "2"]) == [2, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: plan(quick(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
+        (lambda: plan(quick(), configurations=["temprature"]), "did you mean 'temperature'"),
+        (lambda: plan(quick(), seeds=0), "at least 1"),
+        (lambda: read_figures(["figure9"]), "figure1 to figure8"),
+    ],
+)
+def test_bad_input_gets_one_clear_error(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,132 @@
+"""The text of a study: a short one is not read many times unless somebody asks for it."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tarfile
+
+import pytest
+
+from ssmax_lab import cli
+from ssmax_lab.data.sources import EMBEDDED
+from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.study.presets import PRESETS
+from ssmax_lab.study.reproduction import reproduce
+from ssmax_lab.study.text import EMBEDDED_TOKENS, TOKENS_TRAINED, check_source
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one.txt").write_text("one bottle of beer")
+    return tmp_path
+
+
+def test_what_presets_train_on_is_known_without_loading_them():
+    studies = {name: preset() for name, preset in PRESETS.items()}
+    trained = {
+        name: study.tokens_trained for name, study in studies.items() if study.source == EMBEDDED
+    }
+    assert trained == TOKENS_TRAINED
+
+
+def test_tokens_of_the_embedded_text_are_about_as_many_as_assumed():
+    from ssmax_lab.data.embedded import embedded_documents
+
+    texts = [document.text for document in embedded_documents()]
+    tokenizer = load_tokenizer("gpt2-digits")
+    sample = "".join(texts[::20])
+    tokens = len(tokenizer.encode(sample)) * len("".join(texts)) / len(sample)
+    # Versions of Python differ.
+    assert tokens == pytest.approx(EMBEDDED_TOKENS, rel=0.3)
+
+
+@pytest.mark.parametrize("preset", ["gpu", "small", "small:no-rotary"])
+def test_a_large_preset_without_text_is_refused_before_torch_is_loaded(home, preset):
+    code = (
+        "import sys; from ssmax.cli import app; "
+        "print(cli.run(sys.argv[1:]), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "reproduce", "--preset", preset],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert f"ssmax-lab reproduce --preset {preset} --text FOLDER" in done.stderr
+    assert "--text embedded" in done.stderr and "times" in done.stderr
+    assert [path.name for path in home.iterdir()] == ["texts"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "--preset gpu --set optim.lr=1e-4",
+        "--preset small --only figure1 --only figure5",
+        "--set run.steps=100000",
+    ],
+)
+def test_so_is_one_whose_options_have_to_be_read_first(home, capsys, typed):
+    assert cli.run(["reproduce", *typed.split()]) == 2
+    assert "--text FOLDER" in capsys.readouterr().err
+    assert [path.name for path in home.iterdir()] == ["texts"]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "",
+        "--preset gpu --text embedded",
+        "--preset small --text texts",
+        "--preset gpu --text hf:NAME",
+        "--preset paper",
+        "--preset small --set run.steps=100",
+    ],
+)
+def test_who_names_a_text_or_trains_a_little_gets_the_plan(home, capsys, typed):
+    assert cli.run(["reproduce", "--dry-run", *typed.split()]) == 0
+    assert "text to learn from" in capsys.readouterr().out
+
+
+def test_what_is_computed_needs_no_text(home, capsys):
+    assert cli.run(["reproduce", "--preset", "gpu", "--only", "figure1", "--no-open"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "word"),
+    [
+        ("--text nowhere", "nowhere"),
+        ("--text tokens:nowhere", "nowhere"),
+        ("--text texts --data tokens", "--data"),
+    ],
+)
+def test_a_text_that_cannot_be_used_is_refused(home, capsys, typed, word):
+    assert cli.run(["reproduce", *typed.split()]) == 2
+    err = capsys.readouterr().err
+    assert word in err and err.count("\n") == 1
+    assert [path.name for path in home.iterdir()] == ["texts"]
+
+
+def test_a_source_has_its_full_path(home):
+    assert check_source("texts") == str(home / "texts")
+    assert check_source("tokens:texts/") == f"tokens:{home / 'texts'}"
+    assert check_source("embedded") == "embedded" and check_source("hf:a:b") == "hf:a:b"
+
+
+def test_a_study_keeps_its_text(tiny, tokens, tmp_path):
+    """Prepared from another it would be another study; its own tokens may come from anywhere."""
+    study = dataclasses.replace(tiny, source=str(tmp_path / "here" / "texts"))
+    folder = tmp_path / "s"
+    reproduce(study, folder, figures=[1], records=tmp_path / "out" / "p.tar.xz")
+    other = dataclasses.replace(study, source="embedded")
+    with pytest.raises(ValueError, match="--text"):
+        reproduce(other, folder, figures=[1])
+    # No path of this machine goes into the records.
+    with tarfile.open(tmp_path / "out" / "p.tar.xz") as packed:
+        values = json.load(packed.extractfile("study.json"))
+    assert values["study"]["source"] == "texts"
+    reproduce(study, tmp_path / "t", figures=[1], data=tokens)
+    reproduce(other, tmp_path / "t", figures=[1], data=tokens)

@@ -1,0 +1,265 @@
+"""What the README and the docs say was measured is what the records in results/ say."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssmax_lab.report.captions import EXACT
+from ssmax_lab.report.reach import breaks_at
+from ssmax_lab.report.results import (
+    HEADLINES,
+    LARGEST_FIRST,
+    VARIED,
+    claims,
+    headlines,
+    raised,
+    read_results,
+    shown_figures,
+    tables,
+    variants_figure,
+    written,
+)
+from ssmax_lab.report.study_tables import heads, numbers, probe, stretches
+from ssmax_lab.report.style import look
+from ssmax_lab.study.claims import judge
+from ssmax_lab.study.presets import PRESETS
+from ssmax_lab.study.statistics import over_items
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("results*.md"))
+
+
+@pytest.fixture(scope="module")
+def results():
+    return read_results(ROOT / "results")
+
+
+@pytest.mark.parametrize("document", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+def test_every_table_of_results_is_made_of_the_records(results, document):
+    text = document.read_text()
+    assert "<!-- results: " in text
+    assert written(text, tables(results)) == text
+
+
+def test_a_figure_in_the_docs_is_the_one_of_the_study():
+    shown = shown_figures("".join(page.read_text() for page in PAGES))
+    assert shown
+    for picture, figure in shown.items():
+        there = (ROOT / "docs/pictures" / picture).read_bytes()
+        assert there == (ROOT / "results" / figure).read_bytes(), picture
+
+
+def test_headlines_begin_with_the_largest_model(results):
+    header = headlines(results).splitlines()[0]
+    assert header == "| claim | the paper says | unit | gpu | small | quick |"
+    assert set(LARGEST_FIRST) == set(PRESETS)
+
+
+def test_the_newest_study_of_a_preset_speaks_for_it(results):
+    old, new = results["2026-11-16_small-theta16"], results["2026-11-17_small"]
+    assert old.study["preset"] == new.study["preset"]
+    assert claims({"2026-11-16_x": old, "2026-11-17_y": new}) == claims({"2026-11-17_y": new})
+
+
+def test_everything_the_paper_says_is_told_once_by_claim(results):
+    _, _, *rows = (row.strip("| ").split(" | ") for row in claims(results).splitlines())
+    said = [one for one in results["2026-11-17_small"].comparisons if not one.is_ours]
+    assert {row[1] for row in rows} >= {one.text for one in said if one.basis != EXACT}
+    assert len({row[1] for row in rows}) == len(rows)
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    (gpu,) = (row[3] for row in rows if row[1] == "(c) is equal to (b) within 0.02 nats")
+    assert gpu.endswith("not resolved, one seed")
+
+
+def test_the_verdicts_are_those_of_the_claims_on_the_records(results):
+    for name, findings in results.items():
+        stored = findings.comparisons
+        judged = judge(findings, stored[0].provenance)
+        assert [words(one) for one in judged] == [words(one) for one in stored], name
+        for one, other in zip(judged, stored, strict=True):
+            if one.effect is None:
+                assert measured(other) == (None, None, None), one.text
+            else:
+                assert measured(one) == pytest.approx(measured(other), rel=1e-9, abs=1e-12)
+        # A variant, or a study of which pieces are still to come, need not have all that the
+        # headlines are of; one whose time ended before its needles has no numbers found.
+        expected = HEADLINES if findings.tables else VARIED if findings.trials else VARIED[:1]
+        assert {one.text for one in stored} >= set(expected), name
+
+
+def words(one):
+    return one.claim, one.text, one.unit, one.basis, one.verdict, one.is_ours
+
+
+def measured(one):
+    return one.effect, one.low, one.high
+
+
+def test_factors_put_in_at_the_test_are_told_as_recorded():
+    record = json.loads((ROOT / "results" / "factors-at-162m.json").read_text())
+    first, *others = record["rows"]
+    told = (ROOT / "docs" / "results.md").read_text()
+    for row in others:
+        cells = []
+        for stretch, losses in row["losses"].items():
+            assert len(losses) == record["documents"] == 16
+            one = over_items(losses, first["losses"][stretch], what="documents")
+            cells.append(f"{one.effect:+.3f} [{one.low:+.3f}, {one.high:+.3f}]")
+        assert f"| {row['measured']} | {' | '.join(cells)} |" in told
+    assert f"| | {' | '.join(first['losses'])} |" in told
+
+
+def test_a_number_that_is_changed_by_hand_is_noticed(results):
+    text = (ROOT / "README.md").read_text()
+    _, _, table = text.partition("<!-- results: headlines -->")
+    forged = text.replace(table, table.replace("[-0.", "[-9.", 1))
+    assert forged != text
+    assert written(forged, tables(results)) == text
+
+
+def test_what_no_commit_holds_makes_no_headline(results):
+    findings = results["2026-11-15_quick"]
+    _, here = findings.provenances[0]
+
+    def titled(commit):
+        made = [("loss", dataclasses.replace(here, commit=commit))]
+        return HEADLINES[0] in headlines({"x": dataclasses.replace(findings, provenances=made)})
+
+    assert titled("0123456789ab") and not titled("0123456789ab+")
+
+
+def test_the_first_values_of_p_n_can_be_left_out(results):
+    bent = [1.0, 3.0, 2.5, *(0.1 * np.log(np.arange(4, 129)))]
+    one = results["2026-11-15_quick"]
+    header, _, *rows = probe(dataclasses.replace(one, tables={0: bent})).splitlines()
+    assert "log n" in header
+    from_2, from_8, from_32 = (row.strip("| ").split(" | ") for row in rows)
+    assert [row[0] for row in (from_2, from_8, from_32)] == ["2", "8", "32"]
+    assert float(from_2[1]) < 0.2
+    assert float(from_8[1]) == float(from_32[1]) == 1.0
+    assert probe(dataclasses.replace(one, tables={})) == "Not measured yet."
+
+
+def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
+    one = results["2026-11-15_quick"]
+    (replica, record), *_ = one.fading["a"].items()
+    there = record.num_keys.index(one.train_length)
+    weights = np.ones((1, 4, len(record.num_keys)))
+    weights[0, :, there] = 0.8
+    weights[0, :, -1] = 0.1, 0.4, 0.41, 0.9
+    made = dataclasses.replace(record, largest=weights.tolist(), entropy=weights.tolist())
+    told = heads(dataclasses.replace(one, fading={"a": {replica: made}})).splitlines()
+    row = dict(zip(told[0].split(" | "), told[2].split(" | "), strict=True))
+    assert row["heads that fade by n = 1,025"] == "0.500"
+    # Arithmetic carries positions to 181.
+    assert row["heads that fade by n = 128"] == "0.000"
+
+
+def test_a_loss_is_split_where_positions_give_out(results):
+    one = results["2026-11-15_quick"]
+    (replica, record), *_ = one.position_losses["a"].items()
+    shifted = np.array(record.mean)
+    shifted[32:64] -= 0.1
+    shifted[64:181] -= 0.2
+    shifted[181:] += 0.3
+    made = dataclasses.replace(record, mean=shifted.tolist())
+    losses = {"a": {replica: record}, "b": {replica: made}}
+    told = stretches(dataclasses.replace(one, position_losses=losses, same_theta_losses=losses))
+    header, _, row = told.splitlines()
+    assert "32 to 64 | 64 to 181 | past 181" in header
+    assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
+    assert "Nothing bounds" in stretches(results["2026-11-15_quick-no-rotary"])
+
+
+def test_what_raising_theta_costs_is_told_run_by_run(results):
+    one = results["2026-11-15_quick"]
+    (first, record), (second, _), *_ = one.position_losses["a"].items()
+
+    def lifted(by):
+        # Far more where it is not looked at.
+        mean = np.array(record.mean)
+        mean[32:64] += by
+        mean[:32] += 9.0
+        mean[64:] += 9.0
+        return dataclasses.replace(record, mean=mean.tolist())
+
+    after = {"a": {first: lifted(0.1), second: lifted(0.3)}, "b": {first: lifted(0.05)}}
+    before = {"a": {first: record, second: record}}
+    made = dataclasses.replace(one, position_losses=after, same_theta_losses=before)
+    _, _, row = raised({"2026-11-15_quick": made}).splitlines()
+    # (b) was not measured with theta unchanged.
+    assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - | - |")
+
+
+def test_the_bases_of_theta_to_choose_from_are_as_measured(results):
+    _, _, table = (ROOT / "docs/long-contexts.md").read_text().partition("| theta in training |")
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:5]]
+    for base, until, breaks, *prices in rows:
+        name = {"1,000": "small-theta-1k", "10,000": "small", "100,000": "small-theta-100k"}[base]
+        one = results[f"2026-11-17_{name}"]
+        places = [
+            breaks_at(one.position_losses[rule][run].mean, 512)
+            for rule in "ab"
+            for run in one.position_losses[rule]
+        ]
+        if None in places:
+            assert places == [None] * 6 and breaks == "not within 10,240"
+        else:
+            assert breaks == f"{min(places):,} to {max(places):,}"
+        assert until == f"{one.carries_to:,.0f}"
+        (row,) = raised({name: one}).splitlines()[2:]
+        measured = [cell.split()[0] for cell in row.split(" | ")[4:6]]
+        assert [price.split()[0] for price in prices] == [f"{float(x):.2f}" for x in measured]
+
+
+def test_a_mean_over_fewer_runs_than_the_row_says_so(results):
+    one = results["2026-11-15_quick"]
+    _, *rest = one.trials["a"]
+    fewer = {**one.trials, "a": {replica: one.trials["a"][replica] for replica in rest}}
+    row = numbers(dataclasses.replace(one, trials=fewer)).splitlines()[2].split(" | ")
+    assert row[:2] == ["| (a) softmax", "3"]
+    assert [cell.partition(", ")[2].strip("| ") for cell in row[2:]] == [""] * 4 + ["2 of them"] * 2
+
+
+def test_a_table_that_does_not_exist_is_named():
+    with pytest.raises(ValueError, match="there is no table 'hedlines'"):
+        written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
+
+
+def test_the_figure_of_the_variants_is_drawn_of_one_preset(results):
+    committed = next(one for name, one in sorted(results.items()) if name.endswith("_quick"))
+    assert variants_figure({"quick": committed}, "quick") is None
+    small, changed = (
+        dataclasses.replace(committed, study={**committed.study, "preset": preset})
+        for preset in ("small", "small:no-rotary")
+    )
+    studies = {"quick": committed, "1": small, "2": changed}
+    assert variants_figure(studies, "quick") is None
+    loss, _ = variants_figure(studies, "small").axes
+    assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "no-rotary"]
+    # The means are those of the table.
+    means = {
+        line.get_color(): line.get_xdata()[0]
+        for line in loss.get_lines()
+        if len(line.get_xdata()) == 1
+    }
+    row = next(line for line in numbers(committed).splitlines() if "(b) SSMax |" in line)
+    assert f"{means[look('b').colour]:.3f}" == row.split("|")[5].split()[0]
+
+
+def test_results_hold_records_and_no_weights():
+    files = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".safetensors", ".pt", ".bin")]
+    pages = {path.parent for path in files if path.name == "report.html"}
+    assert pages == {path.parent for path in files if path.name == "study.json"}
+
+
+def test_no_record_tells_of_the_machine_that_it_was_made_on():
+    for study in (ROOT / "results").glob("*/study.json"):
+        values = json.loads(study.read_text())
+        # The oldest tell of neither.
+        told = [values.get("data", ""), values.get("test", ""), *values.get("commands", [])]
+        assert not [word for words in told for word in words.split() if word.startswith("/")], study

@@ -1,0 +1,162 @@
+"""The runs that come with the package are what their records say, and serve wherever a run does."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ssmax_lab import cli
+from ssmax_lab.data.embedded import embedded_version
+from ssmax_lab.data.preparation import prepare
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tasks import VALIDATION
+from ssmax_lab.records import PositionLoss, config_hash, read_jsonl
+from ssmax_lab.report.reach import breaks_at, carries_to
+from ssmax_lab.tiny import NAMES, RUNS, run_folder
+from ssmax_lab.train import load_run_model, read_run_config
+from ssmax_lab.train.finetuning import _examples, question_rows
+from ssmax_lab.train.loop import validation_loss
+from ssmax_lab.train.parallel import build
+from ssmax_lab.train.pretraining import Windows
+from ssmax_lab.train.questions import HIDDEN
+from ssmax_lab.train.recipes import configured, quick
+from ssmax_lab.train.world import joined_world
+
+ROOT = Path(__file__).parent.parent.parent
+MADE = json.loads((RUNS / "runs.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with the embedded text where every machine puts it."""
+    folder = tmp_path_factory.mktemp("home")
+    prepare("embedded", folder / "data" / "embedded-small", tokenizer="small")
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_is_what_its_record_says(name):
+    folder = run_folder(name)
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    assert hashlib.sha256(weights).hexdigest() == MADE["runs"][name]["sha256"]
+    values = json.loads((folder / "config.json").read_text())
+    provenance = values.pop("provenance")
+    assert config_hash(values) == provenance["config_hash"]
+    assert load_run_model(folder).config == configured(quick(), name.split("-")[1]).model
+    assert sum(path.stat().st_size for path in folder.rglob("*")) < 2e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
+    monkeypatch.chdir(home)
+    folder = run_folder(name)
+    config = read_run_config(folder)
+    length, seed = config.model.train_length, config.data.seed
+    if config.data.base:
+        examples, _ = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
+        _, samples = question_rows(examples, length=length, seed=seed)
+    else:
+        shards = ShardSet.open(home / config.data.folder / VALIDATION)
+        samples = Windows(shards, length=length, seed=seed)
+    with joined_world("cpu") as world:
+        loss = build(load_run_model(folder), config.run, world)
+        found = validation_loss(loss, samples, config, world)
+    recorded = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    # Another version of Python has another text: other documents, as hard as these.
+    is_same_text = MADE["text"] == f"embedded {embedded_version()}"
+    assert found == pytest.approx(recorded["loss"], abs=1e-4 if is_same_text else 0.3)
+
+
+def test_every_verb_that_takes_a_run_takes_its_name(home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    assert cli.run(["generate", "tiny-b", "def __init__(self", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out.startswith("def __init__(self")
+    typed = "evaluate needle tiny-b-qa --length 64 --depths 2 --trials 5 --digits 4"
+    assert cli.run(typed.split()) == 0
+    found = capsys.readouterr().out
+    assert float(found.split("whole number ")[1].split()[0]) >= 0.8
+    typed = "evaluate position-loss tiny-a --length 100 --documents 2 --json"
+    assert cli.run(typed.split()) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == "tiny-a"
+    typed = "export tiny-b out --to hf --check-tokens 100"
+    assert cli.run(typed.split()) == 0
+    short = "--set run.steps=2 --set run.batch_size=2 --set data.validation_windows=2"
+    assert cli.run(f"finetune tiny-b {short}".split()) == 0
+    assert read_run_config(home / "runs" / "tiny-b-qa").data.base == str(run_folder("tiny-b"))
+
+
+def test_what_is_measured_with_other_settings_takes_no_others_place(home, monkeypatch):
+    monkeypatch.chdir(home)
+    for verb, settings in (
+        ("needle --length 64 --depths 2", ("--trials 2", "--trials 1", "--trials 2")),
+        ("needle-score --trials 1", ("--length 64", "--length 70", "--length 64")),
+    ):
+        for setting in settings:
+            typed = f"evaluate {verb} tiny-b-qa {setting} --digits 4 --results kept"
+            assert cli.run(typed.split()) == 0
+    lines = {path.name: path.read_text().count("\n") for path in (home / "kept").iterdir()}
+    assert lines == {"needle.jsonl": 2 * 2 + 2 * 1, "needle_score.jsonl": 2}
+
+
+def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-a").mkdir()
+    assert str(run_folder("tiny-a")) == "tiny-a"
+    assert run_folder("tiny-b").is_dir()
+
+
+def quoted(page):
+    """Rows of four cells that end in two numbers; an empty first cell is the one above it."""
+    rows = []
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and re.fullmatch(r"[\d.]+ [\d.]+", f"{cells[2]} {cells[3]}"):
+            rows.append([cells[0] or rows[-1][0], *cells[1:]])
+    return rows
+
+
+@pytest.fixture
+def on_the_same_text(home, monkeypatch):
+    if MADE["text"] != f"embedded {embedded_version()}":
+        pytest.skip("measured on the text of another version of Python")
+    monkeypatch.chdir(home)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_the_same_text")
+def test_the_positions_of_the_page_on_long_contexts_come_out_again(home):
+    rows = [row for row in quoted("long-contexts.md") if "." not in row[2]]
+    assert len(rows) == 7
+    for theta, carries, *wanted in rows:
+        base = float(theta.replace(",", ""))
+        assert int(carries) == round(carries_to(64, pairs=8, theta=1e4, factor=base / 1e4))
+        for run, place in zip("ab", wanted, strict=True):
+            typed = f"evaluate position-loss tiny-{run} --length 1536 --documents 64"
+            results = f"breaks-{run}-{base:.0f}"
+            options = ["--theta", f"{base:.0f}", "--results", results]
+            assert cli.run([*typed.split(), *options]) == 0
+            (record,) = read_jsonl(home / results / "position_loss.jsonl", PositionLoss)
+            assert breaks_at(record.mean, 64) == pytest.approx(int(place), abs=2), (theta, run)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_the_same_text")
+def test_the_numbers_of_the_page_on_long_contexts_come_out_again(capsys):
+    rows = [row for row in quoted("long-contexts.md") if "." in row[2]]
+    assert len(rows) == 15
+    for theta, place, *wanted in rows:
+        for run, number in zip("ab", wanted, strict=True):
+            options = ["--theta", theta.replace(",", ""), "--results", "long"]
+            if "to" in place:
+                typed = f"evaluate position-loss tiny-{run} --length 1024 --documents 16"
+                start = place.split()[0]
+                found = rf"positions +{start} to .*loss ([\d.]+)"
+            else:
+                typed = f"evaluate needle tiny-{run}-qa --length {place} --depths 5 --trials 10"
+                options += ["--digits", "4"]
+                found = r"whole number ([\d.]+)"
+            assert cli.run([*typed.split(), *options]) == 0
+            measured = re.search(found, capsys.readouterr().out)[1]
+            assert float(measured) == pytest.approx(float(number), abs=0.0006), (theta, place, run)

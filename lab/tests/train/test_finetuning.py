@@ -1,0 +1,369 @@
+"""Fine-tuning: the loss is the answers', examples do not see each other, a run goes on."""
+
+import dataclasses
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from ssmax_lab.data.haystack import hidden_examples, sentence_ends
+from ssmax_lab.data.invented import COLOURS, invented_questions
+from ssmax_lab.data.qa import IGNORE, UNANSWERABLE, encode_questions
+from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.model import LM
+from ssmax_lab.records import read_journal
+from ssmax_lab.train import (
+    finetune,
+    finetuning,
+    load_run_model,
+    load_run_tokenizer,
+    pretrain,
+    read_run_config,
+)
+from ssmax_lab.train.finetuning import Rows
+from ssmax_lab.train.parallel import Loss
+from ssmax_lab.train.questions import is_path, question_sources, with_full_paths
+from ssmax_lab.train.world import alone
+
+CPU = alone(torch.device("cpu"))
+QUICK = {"run.steps": 4, "run.batch_size": 4, "run.micro_batch": 2, "schedule.warmup_steps": 1}
+
+
+@pytest.fixture
+def base(small, tmp_path):
+    config = small("a", model__train_length=160, run__steps=2, run__batch_size=2)
+    pretrain(config, tmp_path / "base", world=CPU)
+    return tmp_path / "base"
+
+
+def examples(count=12, length=160):
+    tokenizer = load_tokenizer("bytes")
+    questions = invented_questions(count, seed=0, max_facts=3)
+    found, _ = encode_questions(questions, tokenizer.encode, end_of_document=256, length=length)
+    return found
+
+
+def test_packed_rows_have_the_loss_of_the_examples_one_by_one(small):
+    """Packing changes neither n nor what is seen: each example loses what it loses alone."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(small("d").model, train_length=512)
+    loss = Loss(LM(config).double())
+    rows = Rows(examples(), length=512, seed=0)
+    batch = rows.rows(0, 3)
+    assert batch.inputs_BT.shape == (1, 3 * 512)
+    assert batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == 3 * 512
+    together = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+    alone_sum, count = torch.zeros((), dtype=torch.float64), 0
+    bounds = batch.cu_seqlens.tolist()
+    for start, stop in itertools.pairwise(bounds):
+        targets = batch.targets_BT[:, start:stop]
+        count += int((targets != IGNORE).sum())
+        alone_sum += loss(batch.inputs_BT[:, start:stop], targets)
+    assert count > 0
+    torch.testing.assert_close(together, alone_sum, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_one_graph_serves_every_number_of_packed_examples(small):
+    torch.compiler.reset()
+    loss = Loss(LM(dataclasses.replace(small("b").model, train_length=512)))
+    counter = CompileCounterWithBackend("eager")
+    for block in loss.model.blocks:
+        block.compile(backend=counter)
+    rows, graphs, packed = Rows(examples(), length=512, seed=0), [], set()
+    for first in range(4):
+        batch = rows.rows(first, 1)
+        loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+        graphs.append(counter.frame_count)
+        packed.add(len(batch.cu_seqlens))
+    assert len(packed) > 1
+    # One for the first block, which has nothing left to add, and one for all others.
+    assert graphs == [2] * 4
+
+
+def test_only_answers_are_learned():
+    tokenizer = load_tokenizer("bytes")
+    batch = Rows(examples(), length=512, seed=0).rows(0, 1)
+    learned = batch.targets_BT[batch.targets_BT != IGNORE].tolist()
+    text = tokenizer.decode([token for token in learned if token != 256])
+    assert "Question" not in text and " is " not in text
+    assert set(text.split()) <= {*COLOURS, UNANSWERABLE}
+
+
+def test_a_pretrained_run_learns_and_goes_on(base, tmp_path, capsys):
+    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK)
+    steps = read_journal(tmp_path / "qa" / "metrics.jsonl", "step")
+    assert [line["step"] for line in steps] == [1, 2, 3, 4]
+    assert "questions to learn from" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"run.steps cannot change"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={"run.steps": 8}, resume=True)
+    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
+    tokenizer = load_run_tokenizer(tmp_path / "qa")
+    out = load_run_model(tmp_path / "qa").generate([tokenizer.encode("Ada's hat")], 3)
+    assert len(out[0]) <= 3
+
+
+def test_it_starts_from_the_pretrained_weights(base, tmp_path):
+    changes = {**QUICK, "run.steps": 1, "optim.lr": 1e-12}
+    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
+    before, after = (load_run_model(path).state_dict() for path in (base, tmp_path / "qa"))
+    for name in before:
+        torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-9)
+
+
+def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
+    journals = []
+    for seed in (0, 7):
+        folder = tmp_path / f"seed{seed}"
+        finetune(base, folder, world=CPU, changes={**QUICK, "data.seed": seed}, quiet=True)
+        journals.append((folder / "metrics.jsonl").read_bytes())
+    assert journals[0] != journals[1]
+
+
+@pytest.mark.parametrize("rule", [None, "ssmax"])
+def test_without_a_checkpoint_it_starts_again_from_the_base(base, tmp_path, rule):
+    for name in ("whole", "again"):
+        finetune(base, tmp_path / name, world=CPU, changes=QUICK, rule=rule, quiet=True)
+    for name in ("checkpoints", "model"):
+        shutil.rmtree(tmp_path / "again" / name)
+    finetune(base, tmp_path / "again", world=CPU, resume=True, quiet=True)
+    whole, again = ((tmp_path / n / "metrics.jsonl").read_bytes() for n in ("whole", "again"))
+    assert whole == again
+
+
+def test_it_goes_on_from_the_base_that_it_began_from(base, tmp_path):
+    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    shutil.copytree(base, tmp_path / "other")
+    finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+    journal = tmp_path / "other" / "metrics.jsonl"
+    journal.write_text(journal.read_text().replace('"loss": ', '"loss": 1', 1))
+    with pytest.raises(ValueError, match=r"began from .*base, not .*other; resume with that"):
+        finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("key", ["data.base", "data.questions"])
+def test_what_the_command_names_is_no_setting(base, tmp_path, key):
+    with pytest.raises(ValueError, match=f"{key} is told by RUN and --questions"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={key: "invented"})
+
+
+def test_the_seed_is_the_bases_unless_another_is_given(small, tmp_path):
+    config = small("a", model__train_length=160, run__steps=1, run__batch_size=2, data__seed=5)
+    pretrain(config, tmp_path / "base", world=CPU)
+    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    assert json.loads((tmp_path / "qa" / "config.json").read_text())["data"]["seed"] == 5
+    assert finetune(tmp_path / "base", tmp_path / "qa", world=CPU, resume=True).step == 4
+
+
+def test_zero_validation_windows_are_never_looked_at(base, tmp_path):
+    changes = {**QUICK, "data.validation_windows": 0}
+    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
+    assert read_journal(tmp_path / "qa" / "metrics.jsonl", "validation") == []
+
+
+@pytest.mark.parametrize(
+    "key", ["model.train_length", "model.num_layers", "model.rule", "data.folder"]
+)
+def test_the_model_is_the_bases(base, tmp_path, key):
+    with pytest.raises(ValueError, match=f"{key} is the pretrained run's"):
+        finetune(base, tmp_path / "qa", world=CPU, changes={key: "8"})
+    assert not (tmp_path / "qa" / "config.json").exists()
+
+
+def test_configuration_e_replaces_the_rule_first(base, tmp_path):
+    finetune(base, tmp_path / "e", world=CPU, rule="ssmax", changes={**QUICK, "run.steps": 1})
+    assert load_run_model(tmp_path / "e").config.rule == "ssmax"
+    assert json.loads((tmp_path / "e" / "config.json").read_text())["model"]["rule"] == "ssmax"
+    assert finetune(base, tmp_path / "e", world=CPU, rule="ssmax", resume=True).step == 1
+    with pytest.raises(ValueError, match="began under the rule 'ssmax', not 'probe'"):
+        finetune(base, tmp_path / "e", world=CPU, rule="probe", resume=True)
+
+
+def squad_file(path):
+    """Eight questions."""
+    paragraphs = [
+        {
+            "context": f"The sky over town {number} is grey.",
+            "qas": [
+                {
+                    "id": str(number),
+                    "question": "What colour is the sky?",
+                    "answers": [{"text": "grey", "answer_start": 0}],
+                }
+            ],
+        }
+        for number in range(8)
+    ]
+    path.write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    return path
+
+
+def test_questions_of_a_file(base, tmp_path):
+    path = squad_file(tmp_path / "squad.json")
+    assert finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK).step == 4
+    stored = json.loads((tmp_path / "qa" / "config.json").read_text())["data"]
+    assert (stored["questions"], stored["base"]) == (str(path), str(base))
+    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is not SQuAD"):
+        finetune(base, tmp_path / "other", world=CPU, questions=str(path))
+    with pytest.raises(ValueError, match="cannot be read as SQuAD"):
+        finetune(base, tmp_path / "other", world=CPU, questions=str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_it_goes_on_with_the_questions_that_it_began_with(
+    base, tmp_path, monkeypatch, has_checkpoint
+):
+    monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
+    path, run = squad_file(tmp_path / "squad.json"), tmp_path / "qa"
+    finetune(base, run, world=CPU, questions=f"{path}+hidden", changes=QUICK, quiet=True)
+    whole = (run / "metrics.jsonl").read_bytes()
+
+    def resumed(questions):
+        if not has_checkpoint:
+            for name in ("checkpoints", "model"):
+                shutil.rmtree(run / name, ignore_errors=True)
+        finetune(base, run, world=CPU, questions=questions, resume=True, quiet=True)
+        assert (run / "metrics.jsonl").read_bytes() == whole
+        return read_run_config(run).data.questions
+
+    other = tmp_path / "other.json"
+    other.write_text(path.read_text().replace("grey", "blue"))
+    for given in ("hidden", f"{path}+hidden:5", "invented+hidden", f"{other}+hidden"):
+        with pytest.raises(ValueError, match=r"with the questions .*squad.json\+hidden', not"):
+            resumed(given)
+    # Copied or moved, it is the same; config.json says where it is.
+    copy = shutil.copy(path, tmp_path / "copy.json")
+    assert resumed(f"{copy}+hidden:4") == f"{copy}+hidden:4"
+    moved = shutil.move(copy, tmp_path / "moved.json")
+    assert resumed(f"{moved}+hidden") == f"{moved}+hidden"
+    if has_checkpoint:
+        moved.rename(tmp_path / "again.json")
+        with pytest.raises(ValueError, match="trained on other samples"):
+            resumed(f"{other}+hidden")
+        assert read_run_config(run).data.questions == f"{moved}+hidden"
+
+
+def test_questions_that_are_left_out_are_counted(base, tmp_path, capsys):
+    path = squad_file(tmp_path / "squad.json")
+    values = json.loads(path.read_text())
+    long = {**values["data"][0]["paragraphs"][0]["qas"][0], "question": "Why? " * 1000}
+    values["data"][0]["paragraphs"][0]["qas"] += [long] * 3
+    path.write_text(json.dumps(values))
+    finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK)
+    assert "; 3 are longer than a row and left out" in capsys.readouterr().out
+
+
+def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
+    pretrain(small("a", run__steps=1), tmp_path / "base", world=CPU)
+    with pytest.raises(ValueError, match=r"0 of 2048 questions of 'invented' fit 16 tokens"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="invented")
+    with pytest.raises(ValueError, match=r"more than a row of 16; .* 'invented'"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden")
+    with pytest.raises(ValueError, match="at least 1 digit, got 'hidden:0'"):
+        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden:0")
+
+
+def test_hidden_numbers_stand_in_the_text_and_are_answered():
+    tokenizer = load_tokenizer("small")
+    text = tokenizer.encode("Some text. It goes on, and on; then it ends. " * 40)
+    options = {
+        "count": 60, "length": 64, "digits": 4, "encode": tokenizer.encode,
+        "breaks": sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
+        "end_of_document": tokenizer.vocabulary.end_of_document,
+    }  # fmt: skip
+    examples = hidden_examples(text, seed=1, **options)
+    for example in examples:
+        assert example.tokens.size <= 64
+        prompt = tokenizer.decode(example.tokens[: example.answer_start].tolist())
+        answer = tokenizer.decode(example.tokens[example.answer_start : -1].tolist())
+        assert len(answer) == 5 and answer[1:].isdigit()
+        assert f"number is:{answer}." in prompt and prompt.endswith("number?\nAnswer:")
+        assert example.tokens[-1] == tokenizer.vocabulary.end_of_document
+    assert len({example.tokens.size for example in examples}) > 10
+    again = hidden_examples(text, seed=1, **options)
+    assert all((a.tokens == b.tokens).all() for a, b in zip(examples, again, strict=True))
+    other = hidden_examples(text, seed=2, **options)
+    assert any(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(examples, other, strict=True))
+    with pytest.raises(ValueError, match="too few to hide"):
+        hidden_examples(text[:10], seed=1, **options)
+
+
+def test_a_quick_run_learns_hidden_numbers_of_its_own_text(small, tmp_path):
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
+    changes = {"run.steps": 2, "run.batch_size": 4, "run.micro_batch": 4}
+    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=changes)
+    assert read_run_config(tmp_path / "qa").data.questions == "hidden"
+
+
+def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkeypatch, capsys):
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
+    squad_file(tmp_path / "a+b.json")
+    monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
+    monkeypatch.chdir(tmp_path)
+    learned = {}
+    # A file with a + in its name stands by itself; it is found again from elsewhere.
+    for name in ("a+b.json", "hidden:5", "c.json+hidden:5"):
+        shutil.copyfile("a+b.json", "c.json")
+        finetune(Path("base"), Path("runs", name), world=CPU, questions=name, changes=QUICK)
+        said = re.search(r"(\d+) questions to learn from", capsys.readouterr().out)
+        learned[name] = int(said[1])
+    assert learned["a+b.json"] == 7 and learned["hidden:5"] == 98
+    assert learned["c.json+hidden:5"] == 105
+    both = Path("runs", "c.json+hidden:5")
+    assert read_run_config(both).data.questions == f"{tmp_path / 'c.json'}+hidden:5"
+    assert finetune(Path("base"), both, world=CPU, resume=True).step == 4
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ["q.json", "hidden"],
+        ["hidden:7", "q.json"],
+        ["q+a.json", "hidden:7", "q.json"],
+        ["c/hidden+d/q.json", "invented"],
+        # One that is not there is named whole.
+        ["nowhere.json", "hidden"],
+        ["c++/nowhere.json", "hidden:7", "q.json"],
+    ],
+)
+@pytest.mark.parametrize("folder", ["plain", "c++", "a+b"])
+def test_joined_questions_are_told_apart_in_any_folder(tmp_path, monkeypatch, folder, sources):
+    here = tmp_path / folder
+    (here / "c" / "hidden+d").mkdir(parents=True)
+    for name in ("q.json", "q+a.json", "c/hidden+d/q.json"):
+        (here / name).touch()
+    monkeypatch.chdir(here)
+    assert question_sources("+".join(sources)) == sources
+    full = [str(here / source) if is_path(source) else source for source in sources]
+    assert with_full_paths("+".join(sources)) == "+".join(full)
+    monkeypatch.chdir(tmp_path)
+    assert question_sources("+".join(full)) == full
+
+
+def test_a_fine_tuned_run_hides_numbers_in_the_text_of_its_base(small, tmp_path):
+    config = small("a", model__train_length=128, run__steps=1, run__recipe="quick")
+    pretrain(config, tmp_path / "base", world=CPU)
+    finetune(tmp_path / "base", tmp_path / "once", world=CPU, changes=QUICK, quiet=True)
+    finetune(tmp_path / "once", tmp_path / "twice", world=CPU, changes=QUICK, quiet=True)
+    assert read_run_config(tmp_path / "twice").data.questions == "hidden"
+
+
+def test_invented_questions_can_be_answered_from_their_context():
+    questions = invented_questions(500, seed=3, max_facts=5)
+    assert questions == invented_questions(500, seed=3, max_facts=5)
+    assert questions != invented_questions(500, seed=4, max_facts=5)
+    without = 0
+    for question in questions:
+        owner = question.question.removeprefix("What colour is ").removesuffix("?")
+        fact = f"{owner} is {question.answer}."
+        without += question.answer == ""
+        assert (fact in question.context) == (question.answer != "")
+        assert question.context.count(owner) == (question.answer != "")
+    assert 20 < without < 90

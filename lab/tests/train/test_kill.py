@@ -1,0 +1,96 @@
+"""kill -9 at any moment, then resume: the same bytes as a run that was never stopped."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssmax_lab.train import load_run_model, pretrain
+from ssmax_lab.train.world import alone
+
+WORKER = Path(__file__).parent / "worker.py"
+
+
+def start(folder, config):
+    command = [sys.executable, str(WORKER), str(folder), json.dumps(config.to_dict())]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish(process, timeout=120):
+    try:
+        out, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    return out
+
+
+def kill_when(process, folder, lines, delay):
+    """Once the journal has so many lines, and a moment later; False if the run was quicker."""
+    journal = folder / "metrics.jsonl"
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(b"\n") >= lines:
+            time.sleep(delay)
+            break
+        time.sleep(0.002)
+    is_killed = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return is_killed
+
+
+def kill_and_compare(small, tmp_path, *, kills, seed):
+    config = small(
+        "f",
+        run__steps=60,
+        run__checkpoint_every=3,
+        run__scale_every=7,
+        model__dropout_p=0.1,
+        data__validation_windows=24,
+    )
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    pretrain(config, whole, world=alone(torch.device("cpu")), quiet=True)
+    total = (whole / "metrics.jsonl").read_bytes().count(b"\n")
+    chance = random.Random(seed)
+    done = 0
+    for lines in sorted(chance.sample(range(0, total - 5), kills)):
+        # Steps, validation and the writing of checkpoints all take milliseconds here.
+        done += kill_when(start(killed, config), killed, lines, chance.random() * 0.05)
+    finish(start(killed, config))
+    assert done >= kills - 1
+    assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
+    mine, theirs = load_run_model(whole).state_dict(), load_run_model(killed).state_dict()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert not list((killed / "checkpoints").glob(".*"))
+
+
+def test_five_kills(small, tmp_path):
+    kill_and_compare(small, tmp_path, kills=5, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_kills(small, tmp_path, seed):
+    kill_and_compare(small, tmp_path, kills=20, seed=seed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_with_a_checkpoint(small, tmp_path, number):
+    config = small("b", run__steps=100_000, run__checkpoint_every=100_000)
+    process = start(tmp_path / "run", config)
+    journal = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (
+        journal.exists() and journal.read_bytes().count(b"\n") > 5
+    ):
+        time.sleep(0.01)
+    process.send_signal(number)
+    out = finish(process)
+    (last,) = (line.split() for line in out.splitlines() if line.startswith("outcome"))
+    assert last[2] == number.name
+    assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == f"step-{int(last[1]):08d}\n"

@@ -1,0 +1,110 @@
+"""`ssmax export`: a converted model in, a form that others run out."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ssmax._progress import ProgressLine
+from ssmax.errors import UsageError
+from ssmax.export.forms import CONFIG, TOKENIZER, check_choice, check_exportable
+
+if TYPE_CHECKING:
+    from ssmax.export.exporting import Exported
+
+# A head start for what is not one token a character.
+_CHARACTERS_PER_TOKEN = 8
+
+
+def export_shown(
+    source: Path,
+    out: Path,
+    *,
+    to: str,
+    weights: str,
+    fit: bool,
+    check_tokens: int,
+    text: Path | None,
+    as_json: bool,
+) -> None:
+    """Load, write, check on text; say how well it agrees."""
+    if check_tokens < 2:
+        raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
+    check_choice(out, to, weights, fit)
+    if text is not None and not text.is_file():
+        raise UsageError(f"there is no file {text}")
+    check_exportable(source)
+    has_tokenizer = (source / TOKENIZER).is_file()
+    if text is not None and not has_tokenizer:
+        raise UsageError("--text needs a tokenizer, and none came with this model")
+    from ssmax.export import export
+
+    prompt = _prompt(source, text, check_tokens) if has_tokenizer else _drawn(source, check_tokens)
+    # What is shown on the way must not mix with the result.
+    line = ProgressLine(is_shown=not as_json)
+
+    def show(done: int, total: int) -> None:
+        line.show(f"checking {to}: {done:,} of {total:,} tokens", is_last=done == total)
+
+    line.say(f"writing {to}")
+    done = export(source, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
+    line.close()
+    if as_json:
+        about = dataclasses.asdict(done.agreement)
+        print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
+    else:
+        print(_told(done, is_text=has_tokenizer))
+
+
+def _drawn(source: Path, length: int) -> list[int]:
+    """Tokens to compare on where no tokenizer is known."""
+    import torch
+
+    values: dict[str, Any] = json.loads((source / CONFIG).read_text())
+    size = values.get("vocab_size") or values["text_config"]["vocab_size"]
+    return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def _prompt(source: Path, text: Path | None, length: int) -> list[int]:
+    """The first tokens of a text, by default of Python's own sources."""
+    from ssmax.hf.inputs import own_tokenizer
+
+    tokenizer = own_tokenizer(source)
+    paths = [text] if text is not None else sorted(Path(os.__file__).parent.glob("*.py"))
+    tokens: list[int] = []
+    for path in paths:
+        written = _read(path)[: length * _CHARACTERS_PER_TOKEN]
+        tokens += tokenizer.encode(written, add_special_tokens=False, verbose=False)
+        if len(tokens) >= length:
+            break
+    if len(tokens) < 2:
+        raise UsageError(
+            f"--text must hold at least 2 tokens to compare on, {text} holds {len(tokens)}; "
+            "give a longer one"
+        )
+    if len(tokens) < length:
+        print(f"the text ends after {len(tokens):,} tokens", file=sys.stderr)
+    return tokens[:length]
+
+
+def _read(text: Path) -> str:
+    try:
+        return text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"--text must be a file of text, {text} cannot be read: {why}") from None
+
+
+def _told(done: "Exported", *, is_text: bool) -> str:
+    found = done.agreement
+    return (
+        f"s and b: {done.how}\n"
+        f"{found.tokens:,} tokens{'' if is_text else ', drawn,'} through the cache, the last "
+        f"{found.decoded} one by one: logits within {found.largest_difference:.2g} of the source's "
+        f"(largest {found.largest_logit:.3g}), {found.same_choice:.2%} of choices the same, loss "
+        f"{found.exported_loss:.6f} against {found.source_loss:.6f} "
+        f"({found.exported_loss - found.source_loss:+.2g})\n"
+        f"{done.folder}: README.md tells how to load it"
+    )

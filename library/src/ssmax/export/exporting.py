@@ -1,0 +1,201 @@
+"""`export`: a model written in a form that others run, checked against its source, with a card."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax._files import whole_folder
+from ssmax.errors import UsageError
+from ssmax.export import card, checking, gguf_file, graphs, sessions
+from ssmax.export.folding import Folded, fold, llama_form
+from ssmax.export.forms import (
+    GGUF,
+    ONNX,
+    POSITIONS,
+    PROGRAM,
+    TOKENIZER,
+    check_choice,
+    check_exportable,
+)
+from ssmax.export.ministral import as_ministral
+from ssmax.export.vocabulary import gguf_vocabulary
+from ssmax.hf.inputs import copy_inputs
+from ssmax.hf.positions import learned_positions
+from ssmax.hf.remote_code import save_remote_code
+
+DRAWN = 1024
+"""Tokens of the check where there is no prompt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Exported:
+    """What was written, and how well it agrees with its source."""
+
+    folder: Path
+    to: str
+    weights: str
+    how: str
+    """What became of s and b."""
+    agreement: checking.Agreement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Written:
+    how: str
+    opened: Callable[[], sessions.Session]
+    """The form as it stands on disk, ready to run."""
+    is_exact: bool = True
+
+
+def export(
+    model: nn.Module | str | Path,
+    folder: str | Path,
+    *,
+    to: str,
+    weights: str = "float32",
+    fit: bool = False,
+    prompt: Sequence[int] | None = None,
+    tokenizer: str | None = None,
+    progress: checking.Progress | None = None,
+) -> Exported:
+    """Write a converted model, or the one in a folder, as `to`, one of FORMS, into a new folder.
+
+    What was written is loaded again and compared with the source on the tokens of `prompt`, in
+    chunks and then token by token, as many as it has learned positions for; tokens are drawn where
+    there are none. Nothing is left behind where it disagrees. `weights` are those of GGUF: float32,
+    bfloat16 or q8_0. `fit` gives up the heads' biases for the nearest form without. `tokenizer` is
+    the content of a tokenizer.json; a folder has its own.
+    """
+    # Whole, also where it is "." or a link.
+    folder = Path(folder).resolve()
+    check_choice(folder, to, weights, fit)
+    source = None if isinstance(model, nn.Module) else Path(model)
+    network: Any = model
+    if source is not None:
+        network, tokenizer = _load(source, to), read_tokenizer(source)
+    graphs.check_causal(network)
+    was_training = network.training
+    network.eval()
+    try:
+        tokens = _tokens(network, prompt)
+        with whole_folder(folder) as partial:
+            written = _write(network, partial, to, weights, fit, tokens.shape[1], tokenizer)
+            agreement = checking.compare(
+                sessions.session(network), written.opened(), tokens, progress
+            )
+            if written.is_exact:
+                agreement.check(next(network.parameters()).dtype)
+            if source is not None and to in ("hf", "ministral"):
+                copy_inputs(source, partial, network.config)
+            elif tokenizer is not None:
+                (partial / TOKENIZER).write_bytes(tokenizer.encode())
+            done = Exported(
+                folder=folder, to=to, weights=weights, how=written.how, agreement=agreement
+            )
+            (partial / "README.md").write_text(card.text(done))
+    finally:
+        network.train(was_training)
+    return done
+
+
+def read_tokenizer(folder: Path) -> str | None:
+    """The content of a folder's tokenizer.json."""
+    path = folder / TOKENIZER
+    return path.read_bytes().decode() if path.is_file() else None
+
+
+def _load(source: Path, to: str) -> Any:
+    from ssmax.hf import from_pretrained
+
+    check_exportable(source)
+    # Graphs and GGUF's folding are made in float32; the others keep the dtype.
+    return from_pretrained(source, dtype="auto" if to in ("hf", "ministral") else torch.float32)
+
+
+def _write(
+    model: nn.Module,
+    folder: Path,
+    to: str,
+    weights: str,
+    fit: bool,
+    checked: int,
+    tokenizer: str | None,
+) -> _Written:
+    if to == "hf":
+        save_remote_code(model, folder)
+        return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
+    if to in ("onnx", "torch-export"):
+        graph = graphs.graph_of(model)
+        if (longest := learned_positions(model)) is not None:
+            (folder / POSITIONS).write_text(json.dumps({"positions": longest}))
+        if to == "onnx":
+            graphs.write_onnx(graph, folder / ONNX)
+            path, opened = folder / ONNX, sessions.onnx_session
+        else:
+            graphs.write_program(graph, folder / PROGRAM)
+            path, opened = folder / PROGRAM, sessions.program_session
+        return _Written(
+            how="kept in the graph; n is counted from attention_mask",
+            opened=lambda: opened(path, graph.empty_past()),
+        )
+    form = llama_form(model)
+    folded = fold(form, fit=fit)
+    # What was looked at is what is promised.
+    context = max(form.train_length, form.config["max_position_embeddings"], checked)
+    how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
+    if to == "ministral":
+        as_ministral(folded, context=context).save_pretrained(folder)
+        return _Written(how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact)
+    path = folder / GGUF
+    vocabulary = None
+    if tokenizer is not None:
+        size, end = form.config["vocab_size"], form.config.get("eos_token_id")
+        # Llama 3 has several; llama.cpp stops at the first.
+        end = end[0] if isinstance(end, list) else end
+        vocabulary = gguf_vocabulary(tokenizer, size, end)
+    gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
+    return _Written(
+        how=how,
+        opened=lambda: _open_gguf(path, folded, context),
+        is_exact=folded.is_exact and weights == "float32",
+    )
+
+
+def _open_converted(folder: Path) -> sessions.Session:
+    from ssmax.hf import from_pretrained
+
+    return sessions.session(from_pretrained(folder, dtype="auto").eval())
+
+
+def _open_ministral(folder: Path) -> sessions.Session:
+    from transformers import AutoModelForCausalLM
+
+    return sessions.session(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval())
+
+
+def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
+    """The weights as they were stored, in the architecture that llama.cpp calls mistral3."""
+    weights = gguf_file.read_weights(path, folded.config)
+    stored = dataclasses.replace(folded, weights=weights)
+    return sessions.session(as_ministral(stored, context=context))
+
+
+def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
+    size, longest = model.config.vocab_size, learned_positions(model)
+    if prompt is None:
+        length = DRAWN if longest is None else min(DRAWN, longest)
+        return torch.randint(size, (1, length), generator=torch.Generator().manual_seed(0))
+    tokens = torch.as_tensor(prompt, dtype=torch.int64)
+    if tokens.dim() != 1 or tokens.numel() < 2:
+        raise UsageError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")
+    if not (int(tokens.min()) >= 0 and int(tokens.max()) < size):
+        raise UsageError(
+            f"tokens must lie in 0..{size - 1}, the prompt holds "
+            f"{int(tokens.min())}..{int(tokens.max())}. Is it another tokenizer's?"
+        )
+    return tokens[:longest].unsqueeze(0)

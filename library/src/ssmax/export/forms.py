@@ -1,0 +1,61 @@
+"""The forms that a model is exported in and the names of their files. Without torch."""
+
+import json
+from pathlib import Path
+
+from ssmax._files import check_empty
+from ssmax.errors import UsageError
+from ssmax.hf.sources import check_source
+
+FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
+GGUF = "model.gguf"
+GGUF_WEIGHTS = ("float32", "bfloat16", "q8_0")
+ONNX, PROGRAM = "model.onnx", "model.pt2"
+TOKENIZER = "tokenizer.json"
+POSITIONS = "positions.json"
+"""Beside a graph whose positions end: how many were learned."""
+CONFIG = "config.json"
+_PEFT = "adapter_config.json"
+"""What PEFT writes beside the weights of an adapter."""
+
+
+def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
+    """Refuse a form that there is none of, options that it cannot take, and a filled folder."""
+    if to not in FORMS:
+        raise UsageError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
+    if weights not in GGUF_WEIGHTS:
+        raise UsageError(f"weights must be one of {', '.join(GGUF_WEIGHTS)}, got {weights!r}")
+    if weights != "float32" and to != "gguf":
+        raise UsageError(
+            f"weights={weights!r} belongs to gguf; {to} keeps the dtype of the model: cast that"
+        )
+    if fit and to not in ("ministral", "gguf"):
+        raise UsageError(f"fit gives up the bias, which {to} can keep; leave it out")
+    check_empty(folder)
+
+
+def check_exportable(folder: Path) -> None:
+    """Refuse what is no folder of a Hugging Face model, weights unread."""
+    then = "save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
+    loaded = f"(base, {str(folder)!r})"
+    check_source(folder, of_an_adapter=f"ssmax.hf.load{loaded}.{then}")
+    if (folder / _PEFT).is_file() and not (folder / CONFIG).is_file():
+        raise UsageError(
+            f"{folder} holds PEFT's adapter without the model that it is for; "
+            f"PeftModel.from_pretrained{loaded}.merge_and_unload().{then}"
+        )
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; give that of a converted model")
+    if not (folder / CONFIG).is_file():
+        raise UsageError(
+            f"{folder} is no model: it holds no {CONFIG}; give the folder of a converted model"
+        )
+    try:
+        values = json.loads((folder / CONFIG).read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{folder / CONFIG} is not JSON: {error}") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UsageError(
+            f"{folder / CONFIG} describes no model of Transformers; of a run of ssmax-lab, "
+            f"ssmax-lab export {folder} OUT makes one"
+        )

@@ -1,0 +1,42 @@
+"""A folded model as a stock Ministral 3, which Transformers, vLLM, SGLang and MLX load."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ssmax._extras import require
+from ssmax.export.folding import Folded
+
+_KEPT = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "tie_word_embeddings",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+
+
+def as_ministral(folded: Folded, *, context: int) -> Any:
+    """The folded model, in Transformers' own class."""
+    transformers = require("transformers", install="ssmax[hf]", purpose="the form ministral")
+    rope = {
+        "rope_type": "default",
+        "rope_theta": folded.config["rope_parameters"]["rope_theta"],
+        "llama_4_scaling_beta": folded.beta,
+        "original_max_position_embeddings": 1,
+    }
+    config = transformers.Ministral3Config(
+        **{key: folded.config.get(key) for key in _KEPT},
+        rope_parameters=rope,
+        # vLLM reads the same two numbers from here alone.
+        llama_4_scaling={"beta": folded.beta, "original_max_position_embeddings": 1},
+        max_position_embeddings=context,
+        sliding_window=None,
+    )
+    return build(transformers, config, folded.weights)
+
+
+def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
+    """A model of Transformers with these weights, in their dtype."""
+    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+    dtype = weights["model.embed_tokens.weight"].dtype
+    model = kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)
+    return model.eval()

@@ -1,0 +1,39 @@
+"""A byte-level BPE of a tokenizer.json as llama.cpp stores it."""
+
+import json
+from typing import Any
+
+# llama.cpp's kinds of token
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5
+
+
+def gguf_vocabulary(tokenizer: str, size: int, end: int | None) -> dict[str, Any] | None:
+    """Tokens, their kinds, merges and cuts; None where llama.cpp would read it otherwise.
+
+    `end` is the token that ends a text.
+    """
+    values = json.loads(tokenizer)
+    model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
+    if model.get("type") != "BPE" or values.get("normalizer") or pre is None or end is None:
+        return None
+    tokens = [f"<unused{place}>" for place in range(size)]
+    types = [_UNUSED] * size
+    for text, place in model["vocab"].items():
+        tokens[place], types[place] = text, _NORMAL
+    for added in values["added_tokens"]:
+        tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    found = {"tokens": tokens, "types": types, "merges": merges}
+    return {**found, "pre": pre, "end": end}
+
+
+def _pre_tokenizer(values: dict[str, Any]) -> str | None:
+    """llama.cpp's name for GPT-2's way to cut a text into words, digits one by one or not."""
+    steps = values.get("pretokenizers", [values])
+    kinds = [step.get("type") for step in steps]
+    cuts = steps[-1]
+    if not cuts.get("use_regex", True) or cuts.get("add_prefix_space"):
+        return None
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits"):
+        return "smollm"
+    return "gpt-2" if kinds == ["ByteLevel"] else None

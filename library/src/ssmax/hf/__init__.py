@@ -1,0 +1,53 @@
+"""Scalable-Softmax in any Hugging Face model: convert, verify, train, save, load.
+
+Names are loaded on first use, and Transformers with them.
+"""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax.hf.adapter import load as load
+    from ssmax.hf.adapter import save as save
+    from ssmax.hf.conversion import convert as convert
+    from ssmax.hf.conversion import revert as revert
+    from ssmax.hf.foreign import adopt as adopt
+    from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
+    from ssmax.hf.remote_code import save_remote_code as save_remote_code
+    from ssmax.hf.training import anneal as anneal
+    from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
+    from ssmax.hf.training import param_groups as param_groups
+    from ssmax.hf.verification import verify as verify
+
+_HOME_OF = {
+    "adopt": "foreign",
+    "anneal": "training",
+    "convert": "conversion",
+    "freeze_all_but_ssmax": "training",
+    "from_pretrained": "full_checkpoint",
+    "load": "adapter",
+    "param_groups": "training",
+    "revert": "conversion",
+    "save": "adapter",
+    "save_remote_code": "remote_code",
+    "verify": "verification",
+}
+
+__all__ = [
+    "adopt",
+    "anneal",
+    "convert",
+    "freeze_all_but_ssmax",
+    "from_pretrained",
+    "load",
+    "param_groups",
+    "revert",
+    "save",
+    "save_remote_code",
+    "verify",
+]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, _HOME_OF)

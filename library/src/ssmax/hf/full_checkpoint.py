@@ -1,0 +1,196 @@
+"""A whole converted model from a folder of save_pretrained, s and b included or not at all."""
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ssmax._extras import require
+from ssmax.errors import UsageError
+from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
+from ssmax.hf.conversion import Conversion, attach, device_of, refuse_misfits
+from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
+from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
+from ssmax.nn import RULES
+
+# Where a file is looked for, which a config and its weights share.
+_PLACE = (
+    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
+)  # fmt: skip
+# Of loading itself, though a config may have an attribute of the same name.
+_OF_WEIGHTS = (
+    "attn_implementation", "distributed_config", "dtype", "experts_implementation",
+    "quantization_config", "torch_dtype",
+)  # fmt: skip
+
+
+class Converted:
+    """In front of a class of Transformers: converted as soon as it is built, as its config says.
+
+    So the checkpoint's s and b find their places, which are float32. One that is missing is an
+    error: Transformers itself would leave it uninitialised.
+    """
+
+    base_model_prefix: str
+
+    # Types in a comment: vLLM's Transformers backend reads the annotations of a model's __init__
+    # and calls isinstance on them, which typing.Any refuses.
+    def __init__(self, config, *arguments, **options):
+        # type: (Any, *Any, **Any) -> None
+        super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
+        model: Any = self
+        record = Conversion.from_dict(getattr(config, KEY), where=f"the {KEY!r} of this config")
+        prefix = f"{self.base_model_prefix}."
+        known = dict(model.named_modules())
+        # A head may stand before the model that was saved, or may have been left out.
+        layers = [
+            next((one for one in (name, name.removeprefix(prefix), prefix + name) if one in known),
+                 name)
+            for name in record.layers
+        ]  # fmt: skip
+        record = dataclasses.replace(record, layers=tuple(layers))
+        attach(model, record, from_where=f"the {KEY!r} of its config")
+
+    @classmethod
+    def _from_config(cls, config: Any, **options: Any) -> Any:
+        """As Transformers', without weights; an s that came from elsewhere has no first value."""
+        record = Conversion.from_dict(getattr(config, KEY))
+        if (
+            record.init == "paper"
+            and record.train_length is None
+            and RULES[record.rule].needs_length
+        ):
+            raise UsageError(
+                f"this config tells of no train_length, since the s of its model was another's "
+                f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
+                "['train_length'] to the length that the model will be trained at"
+            )
+        return super()._from_config(  # pyright: ignore[reportAttributeAccessIssue]
+            config, **options
+        )
+
+    @classmethod
+    def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
+        """As Transformers', but for an s or b that is missing, too many or of another shape."""
+        wants_about = options.pop("output_loading_info", False)
+        may_differ = options.pop("ignore_mismatched_sizes", False)
+        # Transformers renames weights by the name of the class, and none of remote code's.
+        plain: Any = next(one for one in cls.__mro__ if one.__module__.startswith("transformers."))
+        own = {"__module__": plain.__module__, "config_class": getattr(cls, "config_class", None)}
+        loading: Any = type(plain.__name__, (Converted, plain), own)
+        read: Any = super(Converted, loading)
+        model, about = read.from_pretrained(
+            folder, *arguments, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+        model.__class__ = cls
+        # The class that was saved has all of its weights there; another may have a head of its own.
+        is_same = plain.__name__ in [
+            name.removeprefix(CLASS_PREFIX) for name in model.config.architectures or []
+        ]
+        missing = [name for name in about["missing_keys"] if is_same or f".{ATTRIBUTE}." in name]
+        extra = [name for name in about["unexpected_keys"] if f".{ATTRIBUTE}." in name]
+        shapes = [
+            each
+            for each in about["mismatched_keys"]
+            if not may_differ or f".{ATTRIBUTE}." in each[0]
+        ]
+        refuse_misfits(folder, missing, extra, shapes)
+        _read_as_it_is(model)
+        return (model, about) if wants_about else model
+
+
+def _read_as_it_is(model: Any) -> None:
+    """Transformers up to 5.8 at least notes the model's dtype for all that it leaves on disk."""
+    for name, parameter in model.named_parameters():
+        if f".{ATTRIBUTE}." in name:
+            hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)
+            loader = getattr(getattr(hook, "weights_map", None), "dataset", None)
+            index = getattr(loader, "index", {})
+            if name in index:
+                index[name]["dtype"] = str(parameter.dtype).removeprefix("torch.")
+
+
+def from_pretrained(folder: str | Path, **options: Any) -> Any:
+    """The model that `save_pretrained` wrote after a conversion; options are Transformers'.
+
+    The class is the one that was saved. An s that is missing is an error that names the layer.
+    Transformers' own `AutoModel` refuses the folder, whose type it does not know.
+    """
+    transformers = require("transformers", install="ssmax[hf]", purpose="ssmax.hf.from_pretrained")
+    home = Path(folder, options["subfolder"]) if options.get("subfolder") else folder
+    check_source(
+        home,
+        of_an_adapter="load that with Transformers, then its s and b with "
+        f"ssmax.hf.load(model, {str(home)!r})",
+    )
+    config, kind, options = _config_and_class(transformers, folder, options)
+    loading = type(kind.__name__, (Converted, kind), {})
+    try:
+        with whole_files(folder):
+            loaded = loading.from_pretrained(folder, config=config, **options)
+    except OSError as error:
+        raise not_loaded(folder, error) from None
+    model = loaded[0] if options.get("output_loading_info") else loaded
+    # There a model has shapes and no values.
+    if device_of(model).type != "meta":
+        refuse_nonfinite(folder, ssmax_tensors(model))
+    model.__class__ = kind
+    return loaded
+
+
+def _config_alone(transformers: Any, source: str | Path) -> Any:
+    """A config without its model, also one of a type that AutoConfig does not know."""
+    values, _ = transformers.PretrainedConfig.get_config_dict(source)
+    if KEY not in values:
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    plain = {key: value for key, value in values.items() if key != "auto_map"}
+    model_type = values["model_type"].removeprefix(TYPE_PREFIX)
+    kind = transformers.CONFIG_MAPPING[model_type]
+    return kind.from_dict({**plain, "model_type": model_type})
+
+
+def _config_and_class(
+    transformers: Any, folder: str | Path, options: dict[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """As they were before remote code gave them names of its own; and options for the weights."""
+    place = {name: options[name] for name in _PLACE if name in options}
+    with read_by_transformers(folder):
+        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
+    given = options.get("config")
+    if isinstance(given, str | Path):
+        given = _config_alone(transformers, given)
+    record = getattr(given, KEY, values.get(KEY))
+    if record is None:
+        raise UsageError(
+            f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
+            f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
+            "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
+        )
+    # Before weights are read, and by the file's name.
+    Conversion.from_dict(record, where=f"the {KEY!r} of {Path(folder, 'config.json')}")
+    names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or [""]]
+    kind = getattr(transformers, names[0], None)
+    model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)
+    if kind is None or model_type not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
+            "remote code has to be converted after loading: ssmax.hf.load"
+        )
+    if given is not None:
+        config = copy.deepcopy(given)
+        setattr(config, KEY, record)
+        options = {name: value for name, value in options.items() if name != "config"}
+    else:
+        # The remote code would not be saved with the model again.
+        plain = {key: value for key, value in values.items() if key != "auto_map"}
+        # Those that the config knows are the config's, as in Transformers.
+        ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}
+        config, rest = transformers.CONFIG_MAPPING[model_type].from_dict(
+            {**plain, "model_type": model_type}, return_unused_kwargs=True, **ours
+        )
+        options = {
+            name: value for name, value in options.items() if name in rest or name in _OF_WEIGHTS
+        }
+    config.architectures = names
+    return config, kind, options

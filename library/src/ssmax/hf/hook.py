@@ -1,0 +1,221 @@
+"""Where Transformers is entered: every attention function is asked for here.
+
+A module that carries an `ssmax` has its query scaled before the function that Transformers would
+have called; for all others nothing changes. The hook is installed by the first conversion.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.errors import UsageError
+from ssmax.hf.counting import (
+    Count,
+    Kind,
+    as_tensor,
+    kind_of,
+    known_keys,
+    of_mask,
+    visible_keys,
+)
+from ssmax.hf.written_config import install_writer
+from ssmax.nn import RULES, SSMaxScale
+from ssmax.ops.rope_scale.api import scale_query
+from ssmax.ops.scale import unchecked_ssmax_factor
+from ssmax.ops.visible import is_recorded
+
+ATTRIBUTE = "ssmax"
+OLDEST, NEWEST = (5, 1), (5, 23)
+"""The first Transformers whose models all ask in one place, and the last that was tested."""
+
+# Called with a module, its n and, for a watcher, its query; for an auditor, its keys and how many
+# of them the kernel weighs.
+_watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
+_auditors: list[Callable[[nn.Module, Tensor, Tensor, Tensor], None]] = []
+_one_at_a_time = threading.Lock()
+
+
+def install() -> None:
+    """Make Transformers scale queries and write configs of converted models as such, once."""
+    install_attention()
+    with _one_at_a_time:
+        install_writer()
+
+
+def install_attention() -> None:
+    """Once, however often and by however many threads it is asked for.
+
+    Copies in remote code have hooks of their own.
+    """
+    with _one_at_a_time:
+        _install_attention()
+
+
+@functools.cache
+def _install_attention() -> None:
+    from transformers.modeling_utils import AttentionInterface
+
+    original = AttentionInterface.get_interface
+
+    def get_interface(self, attn_implementation, default):
+        function = original(self, attn_implementation, default)
+        return functools.partial(_attend, function, attn_implementation)
+
+    AttentionInterface.get_interface = get_interface
+    # In a graph each is one call, which is looked into when the graph is made. Not said where they
+    # are defined: it needs torch's compiler, which Transformers has imported, others may not have.
+    for function in (of_mask, _scaled_in_graph):
+        torch.compiler.allow_in_graph(function)
+
+
+class HookedScale(SSMaxScale):
+    """An SSMaxScale that brings the hook along where it is unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As nn.Module's."""
+        install()
+        super().__setstate__(state)
+
+
+def _attend(
+    function: Callable[..., Any],
+    implementation: str | None,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """What Transformers would have called, its query scaled where the module has an ssmax."""
+    scale = scale_of(module)
+    if scale is not None:
+        asked = (_known_kind(implementation), module, query, key, attention_mask, options)
+        # A number needs no launch; in a graph it would be that of the length it was made with.
+        in_graph = torch.compiler.is_compiling() or is_recorded()
+        num_keys = None if in_graph else known_keys(*asked)
+        if num_keys is None:
+            num_keys = visible_keys(*asked)
+        for watch in _watchers:
+            watch(module, as_tensor(num_keys, query), query)
+        for audit in _auditors:
+
+            def attend(query: Tensor, value: Tensor) -> Any:
+                return function(module, query, key, value, attention_mask, *arguments, **options)
+
+            weighed = _weighed_keys(attend, query, key, value)
+            audit(module, as_tensor(num_keys, query), key, weighed)
+        query = _scaled(module, scale, query, num_keys)
+    return function(module, query, key, value, attention_mask, *arguments, **options)
+
+
+def scale_of(module: nn.Module) -> Any:
+    """The ssmax of an attention module, in the wrapper of PEFT where it has one; None: it has none.
+
+    The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
+    """
+    found = module._modules.get(ATTRIBUTE)
+    if found is None or isinstance(found, SSMaxScale):
+        return found
+    return found if isinstance(getattr(found, "original_module", None), SSMaxScale) else None
+
+
+def _known_kind(implementation: str | None) -> Kind:
+    kind = kind_of(implementation)
+    if kind is None:
+        raise UsageError(
+            f"the attention implementation {implementation!r} is not known, so it cannot be known "
+            "what it masks; use eager, sdpa, flex_attention or flash attention"
+        )
+    return kind
+
+
+def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Tensor:
+    if torch.compiler.is_compiling() and isinstance(num_keys, Tensor) and num_keys.dim() < 3:
+        learned = _plain_learned(scale, query)
+        if learned is not None:
+            return _scaled_in_graph(query, num_keys, *learned)
+    if isinstance(num_keys, int) and not RULES[scale.rule].learned:
+        # The same for every head, and on no device: a number.
+        return query * scale(num_keys)[0].item()
+    if not isinstance(num_keys, Tensor) or num_keys.dim() < 3:
+        factor = scale(num_keys)
+        # Tensor parallelism leaves a rank some of the heads, and of what they learned; a rule that
+        # learns nothing is the same for all.
+        if not RULES[scale.rule].learned:
+            factor = factor[..., : query.shape[1], :]
+        if factor.shape[-2] != query.shape[1]:
+            raise UsageError(
+                f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
+                f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
+                "layer whose heads are not those of its config has to tell them as num_heads"
+            )
+        return scale_query(query, factor)
+    # Heads that see different keys: of every head's factor its own.
+    batch, heads, queries = num_keys.shape
+    factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)
+    return scale_query(query, factor.diagonal(dim1=1, dim2=2).transpose(1, 2))
+
+
+def _plain_learned(scale: Any, query: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    """s and b where nothing stands between them and the factor; None where something may.
+
+    Before each run a graph asks whether all that was looked at is as it was when it was made, for
+    every layer: here that is s and b, and nothing of SSMaxScale, its rules and its call.
+    """
+    if not isinstance(scale, HookedScale) or scale.rule not in ("ssmax", "ssmax_bias"):
+        return None
+    s, bias = scale._parameters.get("s"), scale._parameters.get("bias")
+    # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
+    if s is None or (bias is None) == (scale.rule == "ssmax_bias"):
+        return None
+    if s.device != query.device or s.shape[0] != query.shape[1] or hasattr(s, "to_local"):
+        return None
+    return None if scale._forward_hooks or scale._forward_pre_hooks else (s, bias)
+
+
+def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
+    return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
+
+
+def _weighed_keys(
+    attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """(B, H, Q): how many keys the kernel itself gives weight to, when no logit is larger.
+
+    Values that are 1 in one place each make its output the weights of as many keys as they are
+    wide.
+    """
+    weighed = torch.zeros((), dtype=torch.long, device=query.device)
+    for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
+        one_hot = torch.zeros_like(value)
+        one_hot[:, :, keys, keys - keys[0]] = 1
+        weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
+        weighed = weighed + (weights_BQHD > 0).sum(-1).transpose(1, 2)
+    return weighed
+
+
+@contextmanager
+def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
+    """Be told of every scaled query meanwhile: its module, its n, itself before."""
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers.remove(watch)
+
+
+@contextmanager
+def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+    """Be told of every scaled query meanwhile: its module, its n, its keys, what is weighed."""
+    _auditors.append(audit)
+    try:
+        yield
+    finally:
+        _auditors.remove(audit)

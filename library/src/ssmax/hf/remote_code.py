@@ -1,0 +1,139 @@
+"""A converted model for people without this package: its weights and one file of code."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ssmax._extras import require
+from ssmax._files import write_whole
+from ssmax.errors import UsageError
+from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.conversion import must_be_converted, unwrapped
+from ssmax.hf.written_config import CLASS_PREFIX, MODULE, write_own_type
+from ssmax.nn.rules import OWN_RULES, RULES
+
+_HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
+
+Written by ssmax.hf.save_remote_code from the package ssmax, which it does not need. Load it with
+AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
+"""
+
+'''
+# A kernel of the same name beside the package's would clash; the reference runs anywhere.
+_INSTEAD = {
+    Symbol("ssmax.ops.rope_scale.api", "scale_query"): Symbol(
+        "ssmax.ops.rope_scale.reference", "scale_query_reference"
+    ),
+    # The file's own configs write their type themselves.
+    Symbol("ssmax.hf.hook", "install"): Symbol("ssmax.hf.hook", "install_attention"),
+}
+
+
+class OwnType:
+    """In front of a class of configs: on disk a type of its own, which no other code takes for it.
+
+    In memory the type is the plain one, by which Transformers finds what belongs to a family.
+    """
+
+    model_type: str
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """As Transformers', of a type of its own."""
+        write_own_type(self, json_file_path, use_diff, has_code=True)
+
+    @classmethod
+    def get_config_dict(
+        cls, *arguments: Any, **options: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is read."""
+        values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
+            *arguments, **options
+        )
+        return {**values, "model_type": cls.model_type}, rest
+
+
+def save_remote_code(
+    model: nn.Module, folder: str | Path, *, opens_as_softmax: bool = False
+) -> None:
+    """Write a converted model that loads with `trust_remote_code=True` and without this package.
+
+    The checkpoint has a type and classes of its own: without that flag Transformers refuses it, as
+    do engines that choose their code by these. With `opens_as_softmax` they are those of the
+    unconverted model: who loads it without the flag gets softmax, without s.
+    """
+    transformers = require("transformers", install="ssmax[hf]", purpose="ssmax.hf.save_remote_code")
+    record = must_be_converted(model)
+    if RULES[record.rule] is not OWN_RULES.get(record.rule):
+        raise UsageError(
+            f"the rule {record.rule!r} is not this package's own, so that the file of code would "
+            "not know it; use save_pretrained and ssmax.hf.from_pretrained"
+        )
+    saved: Any = unwrapped(model)
+    if hasattr(saved, "peft_config"):
+        raise UsageError(
+            "PEFT has changed this model; merge_and_unload gives one that can be saved"
+        )
+    kind, config = type(saved), type(saved.config)
+    if getattr(transformers, kind.__name__, None) is not kind:
+        raise UsageError(
+            f"{kind.__name__} is not a class of Transformers, so that nobody could build it from "
+            "one file; save_pretrained keeps remote code as it is"
+        )
+    heads = _auto_classes(transformers, kind, config)
+    if kind.__name__ not in heads.values():
+        raise UsageError(
+            f"no Auto class of Transformers leads from a {config.__name__} to {kind.__name__}, so "
+            "that remote code could not be found by it; use save_pretrained and "
+            "ssmax.hf.from_pretrained"
+        )
+    saved.save_pretrained(folder)
+    path = Path(folder) / "config.json"
+    values = json.loads(path.read_text())
+    values["auto_map"] = {auto: f"{MODULE}.{CLASS_PREFIX}{name}" for auto, name in heads.items()}
+    if opens_as_softmax:
+        values["model_type"] = config.model_type
+        values["architectures"] = [kind.__name__]
+    else:
+        values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
+    code = source(heads, None if opens_as_softmax else config.__name__)
+    write_whole(path.with_name(f"{MODULE}.py"), code)
+    write_whole(path, json.dumps(values, indent=2) + "\n")
+
+
+def source(heads: Mapping[str, str], config: str | None) -> str:
+    """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
+    roots = [Symbol("ssmax.hf.full_checkpoint", "Converted")]
+    parts = []
+    own_config = ""
+    if config is not None:
+        roots.append(Symbol(__name__, "OwnType"))
+        parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
+        own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
+    for name, auto in {name: auto for auto, name in heads.items()}.items():
+        parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
+    definitions = bundle(roots, _INSTEAD)
+    return f"{_HEAD}import transformers\n{definitions}\n\n" + "\n\n\n".join(parts) + "\n"
+
+
+def _class(first: str, name: str, what: str, auto: str) -> str:
+    # By its Auto class Transformers knows that the code is to be saved with the model.
+    return (
+        f"class {CLASS_PREFIX}{name}({first}, transformers.{name}):\n"
+        f'    """{name} {what}."""\n\n'
+        f'    _auto_class = "{auto}"'
+    )
+
+
+def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:
+    """Every Auto class that knows this family, and the class that it takes."""
+    found = {}
+    for auto in dir(transformers):
+        mapping = auto.startswith("AutoModel") and getattr(transformers, auto)._model_mapping
+        if mapping and config in mapping:
+            known = mapping[config]
+            several = known if isinstance(known, tuple | list) else (known,)
+            found[auto] = (kind if kind in several else several[0]).__name__
+    return found

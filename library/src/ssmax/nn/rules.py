@@ -1,0 +1,111 @@
+"""Every rule by its name: how it makes its factor, and what it learns. Imported without torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ssmax import ops
+from ssmax.ops.length import initial_s, initial_sqrt_log_s
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ssmax.nn.scale import SSMaxScale
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one rule makes its factor, and what it learns.
+
+    One of your own goes into `RULES` by its name, and is known wherever a rule is named.
+    """
+
+    factor: "Callable[[SSMaxScale, Tensor], Tensor]"
+    """Of the module, whose attributes are what it learned, and n (..., T): (..., heads, T); of a
+    rule that learns nothing (..., T)."""
+    learned: dict[str, Callable[[int], float]] = field(default_factory=dict)
+    """Name of each parameter and its initial value for a training length."""
+    needs_length: bool = False
+    """It starts from `train_length`, or is defined by it."""
+    floor_length: int | None = None
+    """Default L0 of the rules that grow in steps."""
+    starts_as_softmax: bool = False
+    """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
+    takes it with init="identity"."""
+
+
+def _one(_: int) -> float:
+    return 1.0
+
+
+def _zero(_: int) -> float:
+    return 0.0
+
+
+RULES: dict[str, Rule] = {
+    "softmax": Rule(lambda m, n: ops.scale.softmax_factor(n), starts_as_softmax=True),
+    "temperature": Rule(
+        lambda m, n: ops.scale.temperature_factor(n, m.s),
+        {"s": _one},
+        starts_as_softmax=True,
+    ),
+    "ssmax": Rule(
+        lambda m, n: ops.scale.ssmax_factor(n, m.s),
+        {"s": initial_s},
+        needs_length=True,
+    ),
+    "ssmax_no_s": Rule(lambda m, n: ops.scale.ssmax_factor(n, 1.0)),
+    "ssmax_bias": Rule(
+        lambda m, n: ops.scale.ssmax_factor(n, m.s, m.bias),
+        {"s": initial_s, "bias": _zero},
+        needs_length=True,
+    ),
+    "ssmax_held": Rule(
+        lambda m, n: ops.scale.held_ssmax_factor(n, m.s, m.length),
+        {"s": initial_s},
+        needs_length=True,
+    ),
+    "mean_log": Rule(lambda m, n: ops.scale.mean_log_factor(n, m.length), needs_length=True),
+    "probe": Rule(
+        lambda m, n: ops.scale.probe_factor(n, m.s, m.bias, m.probe_table(n)),
+        {"s": _one, "bias": _zero},
+        needs_length=True,
+        starts_as_softmax=True,
+    ),
+    "entropy_invariant": Rule(
+        lambda m, n: ops.scale.entropy_invariant_factor(n, m.length), needs_length=True
+    ),
+    "qwen_logn": Rule(
+        lambda m, n: ops.scale.qwen_logn_factor(n, m.length),
+        needs_length=True,
+        starts_as_softmax=True,
+    ),
+    "llama4": Rule(
+        lambda m, n: ops.scale.llama4_factor(n, float(m.beta), m.floor_length),
+        floor_length=8192,
+        starts_as_softmax=True,
+    ),
+    "ministral3": Rule(
+        lambda m, n: ops.scale.ministral3_factor(n, float(m.beta), m.floor_length),
+        floor_length=16384,
+        starts_as_softmax=True,
+    ),
+    "yarn": Rule(
+        lambda m, n: ops.scale.yarn_factor(n, m.length), needs_length=True, starts_as_softmax=True
+    ),
+    "sqrt_log": Rule(
+        lambda m, n: ops.scale.sqrt_log_factor(n, m.s),
+        {"s": initial_sqrt_log_s},
+        needs_length=True,
+    ),
+    # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
+    "polylog": Rule(
+        lambda m, n: ops.scale.polylog_factor(n, m.beta, m.gamma),
+        {"beta": _zero, "gamma": _one},
+        starts_as_softmax=True,
+    ),
+}
+"""Every rule by its name, those that somebody added included."""
+OWN_RULES: Mapping[str, Rule] = MappingProxyType(dict(RULES))
+"""Those of this package, as it defines them."""

@@ -1,0 +1,15 @@
+"""Mathematics: tensors in, tensors out. The public names live in the files beside this one."""
+
+from typing import TYPE_CHECKING
+
+from ssmax._lazy import door
+
+if TYPE_CHECKING:
+    from ssmax.ops import decode as decode
+    from ssmax.ops import scale as scale
+
+__all__ = ["decode", "scale"]
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = door(__name__, dict.fromkeys(__all__, ""))

@@ -1,0 +1,77 @@
+"""Softmax attention under any visibility, by the fastest kernel that can serve the call.
+
+The query arrives scaled, so nothing here knows of Scalable-Softmax: a backend only has to hide the
+right keys. Each says in one sentence why it cannot serve a call, or None; a named backend raises
+that sentence and never falls back to another.
+"""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+
+from typing import Literal, get_args
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ssmax.errors import UsageError
+from ssmax.ops.backends import eager, flex, sdpa, varlen
+from ssmax.ops.backends.call import Call
+from ssmax.ops.dtypes import autocast_dtype
+from ssmax.ops.visible import MaskSpec
+
+Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "flex", "eager"]
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    mask_spec: MaskSpec,
+    *,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    backend: Backend = "auto",
+) -> Tensor:
+    """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
+    if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
+        q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
+    if q_BHTD.shape[-1] == 0:
+        # Heads of width 0 have logits of 0, as have those of one channel of zeros.
+        q_BHTD, k_BGSD = F.pad(q_BHTD, (0, 1)), F.pad(k_BGSD, (0, 1))
+    call = Call(q_BHTD, k_BGSD, v_BGSD, mask_spec, scale, dropout_p)
+    chosen = choose_backend(backend, call)
+    if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:
+        # Nothing to attend to: products over nothing are zeros and keep the graph whole.
+        k_BHSD, v_BHSD = call.repeated_heads()
+        return q_BHTD @ k_BHSD.transpose(-1, -2) @ v_BHSD
+    match chosen:
+        case "varlen":
+            return varlen.attend(call)
+        case "flex":
+            return flex.attend(call)
+        case "eager":
+            return eager.attend(call)
+        case _:
+            return sdpa.attend(call, kernel=None if chosen == "auto" else chosen)
+
+
+def choose_backend(backend: Backend, call: Call) -> Backend:
+    """The backend that serves this call, `auto` being SDPA's fastest kernel."""
+    if backend not in get_args(Backend):
+        raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
+    if backend == "auto":
+        return "varlen" if call.needs_mask and varlen.unsupported_reason(call) is None else "auto"
+    match backend:
+        case "varlen":
+            reason = varlen.unsupported_reason(call)
+        case "flex":
+            reason = flex.unsupported_reason(call)
+        case "eager":
+            reason = None
+        case _:
+            reason = sdpa.unsupported_reason(call, backend)
+    if reason is not None:
+        raise UsageError(
+            f"backend={backend!r} cannot serve this call: {reason}; "
+            "pass backend='auto' or name another"
+        )
+    return backend

@@ -1,0 +1,230 @@
+"""Cases of attention: one by name for every way to get n wrong, and any number at random."""
+
+# B batch, H query heads, G key heads, T queries, S keys, D head width
+
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ssmax.testing.oracle import oracle_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Inputs of one attention call: `attention(q, k, v, s, **options)`."""
+
+    name: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    s: Tensor
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def visibility(self) -> dict[str, Any]:
+        """The options that say what is visible."""
+        other = ("bias", "num_keys", "scale", "enable_gqa")
+        return {name: value for name, value in self.options.items() if name not in other}
+
+    def mask(self) -> Tensor:
+        """Who sees whom, by brute force: (B, H, T, S)."""
+        batch, num_heads, num_queries, _ = self.q.shape
+        return oracle_mask(
+            num_queries, self.k.shape[2], batch=batch, num_heads=num_heads, **self.visibility
+        )
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={_brief(value)}" for name, value in self.options.items())
+        shape = f"q {tuple(self.q.shape)}, k {tuple(self.k.shape)}, {self.q.dtype}"
+        return f"{self.name} (seed {self.seed}): {shape}, {options}"
+
+
+def make_case(
+    name: str,
+    *,
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int | None = None,
+    queries: int = 9,
+    keys: int | None = None,
+    width: int = 8,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    **options: Any,
+) -> Case:
+    """Random q, k, v and a positive s per head under the given options."""
+    keys = queries if keys is None else keys
+    kv_heads = heads if kv_heads is None else kv_heads
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(batch, heads, queries, width, dtype=torch.float64, generator=generator)
+    k = torch.randn(batch, kv_heads, keys, width, dtype=torch.float64, generator=generator)
+    v = torch.randn(batch, kv_heads, keys, width, dtype=torch.float64, generator=generator)
+    s = 0.2 + torch.rand(heads, dtype=torch.float64, generator=generator)
+    if kv_heads != heads:
+        options["enable_gqa"] = True
+    # Logits of a few units, so that a wrong n moves the output by far more than rounding.
+    return Case(
+        name=name,
+        q=(3.0 * q).to(dtype),
+        k=k.to(dtype),
+        v=v.to(dtype),
+        s=s.to(torch.promote_types(dtype, torch.float32)),
+        options=options,
+        seed=seed,
+    )
+
+
+def named_cases(dtype: torch.dtype = torch.float64) -> list[Case]:
+    """One case for every situation in which attention has to know n."""
+    left = _padding([4, 0], 9, side="left")
+    right = _padding([0, 5], 9, side="right")
+    bounds = torch.tensor([0, 2, 3, 9], dtype=torch.int32)
+    restarts = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5, 6, 7]])
+    holes = torch.rand(2, 1, 9, 9, generator=torch.Generator().manual_seed(7)) > 0.4
+    added = torch.where(holes, torch.zeros(()), -torch.inf).to(dtype)
+    by_head = torch.rand(2, 4, 9, 9, generator=torch.Generator().manual_seed(8)) > 0.3
+    causal = {"is_causal": True}
+    situations: dict[str, dict[str, Any]] = {
+        "causal": causal,
+        "bidirectional": {},
+        "decode, one query against a cache": {"queries": 1, "keys": 12, **causal},
+        "chunk of queries against a cache": {"queries": 4, "keys": 12, **causal},
+        "cross attention": {"queries": 3, "keys": 11},
+        "grouped heads": {"kv_heads": 2, **causal},
+        "with bias": {"bias": torch.linspace(0.1, 0.7, 4, dtype=torch.float64), **causal},
+        "packed, cu_seqlens": {"cu_seqlens": bounds, **causal},
+        "packed, positions that restart": {"positions": restarts, **causal},
+        "packed, bidirectional": {"cu_seqlens": bounds},
+        "left padding": {"key_padding_mask": left, **causal},
+        "right padding": {"key_padding_mask": right, **causal},
+        "ragged padding, bidirectional": {"key_padding_mask": left & right},
+        "left-padded decode": {
+            "queries": 1, "keys": 9, "key_padding_mask": left, **causal
+        },
+        "preallocated cache, the end unused": {
+            "queries": 1, "keys": 9, "key_padding_mask": right, **causal
+        },
+        "padded cross attention": {"queries": 4, "keys": 9, "key_padding_mask": left},
+        "sliding window": {"window": 3, **causal},
+        "sliding window, (left, right)": {"window": (2, 1)},
+        "sliding window, decode": {"queries": 1, "keys": 12, "window": 4, **causal},
+        "sliding window, packed": {"window": 3, "cu_seqlens": bounds, **causal},
+        "sliding window, left padding": {"window": 3, "key_padding_mask": left, **causal},
+        "boolean mask": {"attn_mask": holes},
+        "boolean mask, one per head": {"attn_mask": by_head},
+        "additive mask": {"attn_mask": added},
+        "one token": {"queries": 1, **causal},
+    }  # fmt: skip
+    return [
+        make_case(name, dtype=dtype, seed=seed, **situation)
+        for seed, (name, situation) in enumerate(situations.items())
+    ]
+
+
+def random_case(rng: random.Random, *, dtype: torch.dtype | None = None, most: int = 12) -> Case:
+    """Any combination of shapes and options that an attention has to serve."""
+    dtype = dtype or rng.choice([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+    seed = rng.randrange(1 << 30)
+    batch, kv_heads, group = rng.randint(1, 3), rng.randint(1, 2), rng.choice([1, 1, 2, 3])
+    keys = rng.randint(1, most)
+    queries = rng.choice([keys, keys, 1, rng.randint(1, keys), keys + rng.randint(1, 3)])
+    options: dict[str, Any] = {"is_causal": rng.random() < 0.6}
+    if rng.random() < 0.35:
+        options["window"] = rng.choice(
+            [rng.randint(1, keys + 1), (rng.randint(-1, keys), rng.randint(-1, keys))]
+        )
+    packing = rng.choice(["none", "none", "cu_seqlens", "positions"])
+    if packing == "cu_seqlens" and queries <= keys:
+        cuts = sorted(rng.randint(0, keys) for _ in range(rng.randint(0, 3)))
+        options["cu_seqlens"] = torch.tensor([0, *cuts, keys], dtype=torch.int32)
+    if packing == "positions" and (options["is_causal"] or queries == keys):
+        rows = [_restarting(rng, max(keys, queries))[-queries:] for _ in range(batch)]
+        options["positions"] = torch.tensor(rows if rng.random() < 0.7 else rows[0])
+    if rng.random() < 0.4:
+        side = rng.choice(["left", "right", "ragged"])
+        lengths = [rng.randint(0, keys) for _ in range(batch)]
+        options["key_padding_mask"] = _padding(lengths, keys, side=side, rng=rng)
+    if not options["is_causal"] and rng.random() < 0.4:
+        mask_dtype = rng.choice([dtype, torch.promote_types(dtype, torch.float32)])
+        heads = kv_heads * group
+        options["attn_mask"] = _random_mask(rng, batch, heads, queries, keys, mask_dtype)
+    if rng.random() < 0.3:
+        options["bias"] = torch.tensor([rng.uniform(-1, 1) for _ in range(kv_heads * group)])
+    if rng.random() < 0.2:
+        options["scale"] = rng.uniform(0.05, 1.0)
+    if rng.random() < 0.1:
+        options["num_keys"] = rng.choice([rng.randint(1, 99), torch.arange(1, queries + 1)])
+    case = make_case(
+        "random",
+        batch=batch,
+        heads=kv_heads * group,
+        kv_heads=kv_heads,
+        queries=queries,
+        keys=keys,
+        width=rng.choice([4, 8, 16]),
+        dtype=dtype,
+        seed=seed,
+        **options,
+    )
+    # s of any sign, zero, or one for all heads.
+    s = rng.choice([case.s, case.s, -case.s, 0.0 * case.s, case.s[0]])
+    return replace(case, s=s, **_laid_out(rng, case))
+
+
+def _padding(
+    lengths: list[int], keys: int, *, side: str, rng: random.Random | None = None
+) -> Tensor:
+    """True for tokens; each row hides `length` keys on one side, or ragged ones anywhere."""
+    index = torch.arange(keys)
+    hidden = torch.tensor(lengths).unsqueeze(-1)
+    if side == "left":
+        return index >= hidden
+    if side == "right":
+        return index < keys - hidden
+    assert rng is not None
+    return torch.tensor([[rng.random() < 0.6 for _ in range(keys)] for _ in lengths])
+
+
+def _restarting(rng: random.Random, length: int) -> list[int]:
+    """Positions of documents packed into one row, the first perhaps cut at its start."""
+    position, positions = rng.choice([0, 0, rng.randint(0, 5)]), []
+    for _ in range(length):
+        positions.append(position)
+        position = 0 if rng.random() < 0.25 else position + 1
+    return positions
+
+
+def _random_mask(
+    rng: random.Random, batch: int, heads: int, queries: int, keys: int, dtype: torch.dtype
+) -> Tensor:
+    shape = rng.choice(
+        [(queries, keys), (1, keys), (batch, 1, queries, keys), (heads, queries, keys),
+         (batch, heads, queries, keys), (batch, 1, 1, keys)]
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(rng.randrange(1 << 30))
+    visible = torch.rand(shape, generator=generator) < rng.choice([0.2, 0.7, 0.95])
+    if rng.random() < 0.5:
+        return visible
+    added = torch.randn(shape, generator=generator) * rng.choice([0.0, 1.0])
+    return torch.where(visible, added, -torch.inf).to(dtype)
+
+
+def _laid_out(rng: random.Random, case: Case) -> dict[str, Tensor]:
+    """The same heads, as projections and slices leave them in memory."""
+    layout = rng.choice(["plain", "plain", "projected", "strided"])
+    heads = {"q": case.q, "k": case.k, "v": case.v}
+    if layout == "projected":
+        return {n: x.transpose(1, 2).contiguous().transpose(1, 2) for n, x in heads.items()}
+    if layout == "strided":
+        return {n: torch.stack((x, x), dim=-1)[..., 0] for n, x in heads.items()}
+    return heads
+
+
+def _brief(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{tuple(value.shape)}" if value.numel() > 12 else str(value.tolist())

@@ -461,8 +461,8 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
     from ssmax.hf import hook
 
     model = ssmax.hf.convert(build("llama"))
-    real = hook.visible_keys
-    monkeypatch.setattr(hook, "visible_keys", lambda *a: real(*a) + 1)
+    real = hook.count_keys
+    monkeypatch.setattr(hook, "count_keys", lambda *a, **_: real(*a) + 1)
     with pytest.raises(ValueError, match=r"counts n = \[2, 3"):
         ssmax.hf.verify(model)
 
@@ -476,7 +476,7 @@ def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
 
 def test_verify_finds_a_step_of_decoding_that_is_taken_for_another(monkeypatch):
     model = ssmax.hf.convert(build("llama"))
-    monkeypatch.setattr("ssmax.hf.hook.known_keys", lambda *asked: asked[3].shape[2])
+    monkeypatch.setattr("ssmax.hf.hook.count_keys", lambda *asked, **_: asked[3].shape[2])
     with pytest.raises(ValueError, match=r"counts n = \[12, 12"):
         ssmax.hf.verify(model)
 
@@ -519,19 +519,19 @@ def test_verify_finds_an_ssmax_that_was_lost():
     ],
 )  # fmt: skip
 def test_two_way_windows_of_flash_attention_count_within_their_document(mask, options, wanted):
-    from ssmax.hf.counting import visible_keys
+    from ssmax.hf.masks import count_keys
 
     module = torch.nn.Module()
     module.is_causal = False
     x = torch.zeros(1, 1, 6, 2)
     options = {key: torch.tensor(value, dtype=torch.int32) for key, value in options.items()}
     given = None if mask is None else torch.tensor(mask)
-    found = visible_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
+    found = count_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
     assert found.flatten().tolist()[-len(wanted) :] == wanted
 
 
 def test_bounds_of_flash_attention_go_through_all_rows_of_a_batch():
-    from ssmax.hf.counting import visible_keys
+    from ssmax.hf.masks import count_keys
 
     module, x = torch.nn.Module(), torch.zeros(2, 1, 5, 2)
     # The second document is in both rows.
@@ -543,7 +543,7 @@ def test_bounds_of_flash_attention_go_through_all_rows_of_a_batch():
         (False, [[2, 2, 5, 5, 5], [5, 5, 3, 3, 3]]),
     ):
         module.is_causal = causal
-        assert visible_keys("flash", module, x, x, None, options).tolist() == wanted
+        assert count_keys("flash", module, x, x, None, options).tolist() == wanted
 
 
 def test_threads_that_convert_at_once_install_one_hook(monkeypatch):

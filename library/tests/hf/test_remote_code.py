@@ -203,12 +203,13 @@ def test_in_memory_a_config_of_remote_code_is_of_the_plain_type(tmp_path):
     assert peft.get_peft_model(model, config).get_nb_trainable_parameters()[0]
 
 
-def test_no_annotations_where_an_engine_reads_them(tmp_path):
+def test_no_annotations_where_an_engine_reads_them(tmp_path, monkeypatch):
     """vLLM's Transformers backend calls isinstance on those of __init__; typing.Any refuses it."""
     ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
     path = tmp_path / "modeling_ssmax.py"
     spec = importlib.util.spec_from_file_location("written_code", path)
     written = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, written)
     spec.loader.exec_module(written)
     own = [one for name, one in vars(written).items() if name.startswith("SSMax")]
     models = [one for one in own if isinstance(one, type) and hasattr(one, "forward")]
@@ -362,11 +363,11 @@ def test_the_file_is_our_own_lines(tmp_path):
         for alias in node.names
     }
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
-    from ssmax.hf import counting, hook
+    from ssmax.hf import hook, masks
     from ssmax.ops import scale
 
     for ours in (
-        counting.visible_keys,
+        masks.count_keys,
         hook.install_attention,
         scale.ssmax_factor,
         ssmax.nn.SSMaxScale,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
-from ssmax.ops.visible import MaskSpec, visibility
+from ssmax.ops.visible import MaskSpec, mask_spec
 from ssmax_lab.model import sampling
 from ssmax_lab.model.config import LMConfig
 from ssmax_lab.model.decoder import PlainDecoder, decoder_kind
@@ -289,7 +289,7 @@ class LM(nn.Module):
         num_keys = num_new if cache is None else cache.length + num_new
         windows = map(self.config.window_of, range(self.config.num_layers))
         sights = {
-            window: visibility(
+            window: mask_spec(
                 num_new,
                 num_keys,
                 is_causal=True,

@@ -44,7 +44,7 @@ def main() -> None:
         )
 
     if not is_converted(model):
-        ssmax.hf.convert(model, init="clamp", train_length=asked.train_length)
+        ssmax.hf.convert(model, rule="clamp", train_length=asked.train_length)
     after = measured("after")
     ssmax.hf.revert(model)
     before = measured("before")

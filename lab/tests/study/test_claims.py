@@ -128,14 +128,14 @@ def test_fading_in_the_heads_is_ours_and_from_the_training_length_on():
 
 def test_rules_put_in_after_training_are_compared_where_they_were_measured():
     found = findings()
-    found.position_losses["qwen_logn"] = found.position_losses["f"]
+    found.position_losses["clamp"] = found.position_losses["f"]
     after = [one for one in judge(found, HERE) if "put in after training" in one.text]
     assert [(one.claim, one.is_ours, one.verdict) for one in after] == [
         ("C5", True, "supported"), ("C5", True, "supported"),
     ]  # fmt: skip
     # 0.3 nats a step: (f) is three from (a), and three from (b).
     assert [one.effect for one in after] == pytest.approx([-0.9, -0.9])
-    assert "(a) loses less under qwen_logn" in after[0].text
+    assert "(a) loses less under clamp" in after[0].text
 
 
 def test_what_else_was_trained_is_compared_where_it_was_measured():

@@ -197,7 +197,7 @@ REFUSED = {
     "native QK-norm": (lambda: native(qk_norm=True), "qk_norm.*onnx and torch-export"),
     "native window": (lambda: native(window=8), "window.*onnx and torch-export"),
     "native partial rotation": (lambda: native(rotary_dim=8), "rotary_dim.*torch-export"),
-    "a rule that is not affine": (lambda: native(rule="qwen_logn"), "not s log n.*torch-export"),
+    "a rule that is not affine": (lambda: native(rule="clamp"), "not s log n.*torch-export"),
     "QK-norm": (lambda: converted("qwen3"), "Qwen3ForCausalLM is no Llama.*form hf keeps"),
     "a window": (lambda: windowed(layers="all"), "window of 6.*torch-export"),
     "half converted": (

@@ -235,7 +235,7 @@ def test_rules_that_start_as_softmax(rule):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", ["qwen_logn", "yarn", "llama4", "ministral3"])
+@pytest.mark.parametrize("rule", ["clamp", "yarn", "llama4", "ministral3"])
 def test_rules_that_are_softmax_up_to_a_length_take_identity(rule, tmp_path):
     before = build("llama")(tokens_of()).logits
     model = ssmax.hf.convert(build("llama"), rule=rule, train_length=4)
@@ -333,7 +333,7 @@ def test_paper_and_clamp_start_where_they_say():
     assert scale.rule == "ssmax" and scale.s[0].item() == pytest.approx(0.1685, abs=1e-4)
     plain = build("llama")
     before = plain(input_ids=tokens_of(1, 20)).logits
-    clamped = ssmax.hf.convert(plain, init="clamp", train_length=10)
+    clamped = ssmax.hf.convert(plain, rule="clamp", train_length=10)
     after = clamped(input_ids=tokens_of(1, 20)).logits
     assert torch.equal(after[:, :10], before[:, :10])
     assert not torch.allclose(after[:, 11:], before[:, 11:], atol=1e-4)
@@ -493,7 +493,7 @@ def test_a_config_that_models_share_tells_of_one_conversion():
         ssmax.hf.freeze_all_but_ssmax(two)
     # The second would write its conversion over the first's, and take it away on its way back.
     with pytest.raises(ValueError, match="another model's too has to be copied"):
-        ssmax.hf.convert(two, init="clamp", train_length=8)
+        ssmax.hf.convert(two, rule="clamp", train_length=8)
     ssmax.hf.revert(one)
     assert ssmax.hf.verify(ssmax.hf.convert(two)).layers == 2
 

@@ -32,7 +32,7 @@ LOOKS = {
     "sqrt_log": Look(label="s sqrt(log n)", colour="#A0522D", dash="--"),
     "polylog": Look(label="polylog", colour="#556B2F", dash="--"),
     "entropy_invariant": Look(label="(a), log n / log L after", colour="#8A2BE2", dash=":"),
-    "qwen_logn": Look(label="(a), Qwen log-n after", colour="#B8860B", dash=":"),
+    "clamp": Look(label="(a), Qwen log-n after", colour="#B8860B", dash=":"),
     "llama4": Look(label="(a), Llama 4 after", colour="#708090", dash=":"),
     "yarn": Look(label="(a), YaRN temperature after", colour="#B22222", dash=":"),
     "constant": Look(label="(a), a constant after", colour="#2F4F4F", dash=":"),

@@ -22,7 +22,7 @@ class Replacement:
     """The rule's first value, what the base has (1 where it learns none), or `test_constant`."""
 
 
-FAMILY = ("entropy_invariant", "qwen_logn", "llama4", "yarn", "constant")
+FAMILY = ("entropy_invariant", "clamp", "llama4", "yarn", "constant")
 """What takes the place of softmax in (a), and in (a) fine-tuned, when these are measured: rules of
 n that others use, and their control, which knows nothing of n."""
 HELD = {"b_held": "b", "c_held": "c"}

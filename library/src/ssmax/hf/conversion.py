@@ -117,16 +117,16 @@ def convert(
 
     `identity` starts at s = 0, b = 1: the same logits, bit for bit, until it is trained. `paper`
     starts at s = L / log(L!) and no bias, for `train_length` L. `anneal` starts as identity and is
-    led to the paper's values by `ssmax.hf.anneal`. `clamp` learns nothing: max(1, log n / log L).
-    Of the other rules `identity` takes those that start as softmax, `paper` every one at its own
-    first values.
+    led to the paper's values by `ssmax.hf.anneal`. Of the other rules `identity` takes those that
+    start as softmax, such as `clamp`, which learns nothing; `paper` every one at its own first
+    values.
 
     `layers` are the full attention ones, `all` with windowed ones, or those of which a function of
     their name and module says True. `attention="all"` takes cross attention, encoders beside a
     decoder and towers of pictures or sound as well.
     """
     check_unconverted(model)
-    rule, train_length = check_choice(rule, init, train_length, bias)
+    rule = check_choice(rule, init, train_length, bias)
     check_layers("full" if callable(layers) else layers, attention)
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
@@ -221,7 +221,7 @@ def count_alike(model: nn.Module, names: Iterable[str]) -> int:
 def _start(scale: SSMaxScale, init: str) -> None:
     """The first values of s and b where they are not the rule's own."""
     with torch.no_grad():
-        if scale.rule == "ssmax_bias" and init in ("identity", "anneal"):
+        if init in ("identity", "anneal") and not RULES[scale.rule].starts_as_softmax:
             scale.s.zero_()
             scale.bias.fill_(1.0)
 

@@ -18,7 +18,7 @@ from ssmax.hf.masks import Count, count_keys, count_mask, kind_of
 from ssmax.hf.written_config import install_writer
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
-from ssmax.ops.scale import unchecked_ssmax_factor
+from ssmax.ops.scale import Number, unchecked_ssmax_factor
 from ssmax.ops.visible import is_tracing
 
 ATTRIBUTE = "ssmax"
@@ -152,24 +152,26 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
     return scale_query(query, factor.diagonal(dim1=1, dim2=2).transpose(1, 2))
 
 
-def _plain_learned(scale: Any, query: Tensor) -> tuple[Tensor, Tensor | None] | None:
+def _plain_learned(scale: Any, query: Tensor) -> tuple[Number, Number | None] | None:
     """s and b where nothing stands between them and the factor; None where something may.
 
     Before each run a graph asks whether all that was looked at is as it was when it was made, for
     every layer: here that is s and b, and nothing of SSMaxScale, its rules and its call.
     """
-    if not isinstance(scale, HookedScale) or scale.rule not in ("ssmax", "ssmax_bias"):
+    rule = RULES[scale.rule] if isinstance(scale, HookedScale) else None
+    if rule is None or rule.affine is None or not rule.learned:
         return None
-    s, bias = scale._parameters.get("s"), scale._parameters.get("bias")
-    # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
-    if s is None or (bias is None) == (scale.rule == "ssmax_bias"):
-        return None
-    if s.device != query.device or s.shape[0] != query.shape[1] or hasattr(s, "to_local"):
-        return None
-    return None if scale._forward_hooks or scale._forward_pre_hooks else (s, bias)
+    for name in rule.learned:
+        value = scale._parameters.get(name)
+        # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
+        if value is None or value.device != query.device or hasattr(value, "to_local"):
+            return None
+        if value.shape[0] != query.shape[1]:
+            return None
+    return None if scale._forward_hooks or scale._forward_pre_hooks else rule.affine(scale)
 
 
-def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
+def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> Tensor:
     return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 
 

@@ -198,12 +198,12 @@ class SelfAttention(nn.Module):
         """Normed, rotated, the query scaled."""
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
-        if self.ssmax.rule in ("ssmax", "ssmax_bias"):
-            here = self.ssmax.of_this_rank()
-            s, b = here.s, getattr(here, "bias", None)
+        rule = RULES[self.ssmax.rule]
+        if rule.affine is not None and rule.learned:
+            s, b = rule.affine(self.ssmax.of_this_rank())
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
         factor = self.ssmax(num_keys)
-        if not RULES[self.ssmax.rule].learned and factor.shape[-2] != q_BHTD.shape[1]:
+        if not rule.learned and factor.shape[-2] != q_BHTD.shape[1]:
             # Tensor parallelism has split the heads, and the rule is the same for all of them.
             factor = factor[..., :1, :]
         return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)

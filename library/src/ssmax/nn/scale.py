@@ -166,10 +166,10 @@ class SSMaxScale(_KeepsFloat32):
         """
         rules.check_num_keys(num_keys)
         if not isinstance(num_keys, Tensor):
-            if self.rule in ("ssmax", "ssmax_bias"):
-                here = self.of_this_rank()
-                bias = here.bias if self.rule == "ssmax_bias" else None
-                return rules.unchecked_ssmax_factor(num_keys, here.s, bias).unsqueeze(-1)
+            rule = RULES[self.rule]
+            if rule.affine is not None and rule.learned:
+                s, bias = rule.affine(self.of_this_rank())
+                return rules.unchecked_ssmax_factor(num_keys, s, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.full((1,), num_keys, device=device)
         if num_keys.dim() not in (1, 2):
@@ -181,7 +181,7 @@ class SSMaxScale(_KeepsFloat32):
                     else "an n of its own for every head is ssmax_attention's, under attn_mask"
                 )
             )
-        factor = RULES[self.rule].factor(self.of_this_rank(), num_keys)
+        factor = RULES[self.rule].compute(self.of_this_rank(), num_keys)
         if not RULES[self.rule].learned:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
         return factor

@@ -17,7 +17,7 @@ import transformers
 from tiny_models import build, randomise, tokens_of
 
 import ssmax.hf
-from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.bundle import bundle
 from ssmax.hf.hook import install
 from ssmax.nn import RULES, Rule
 
@@ -372,11 +372,10 @@ def test_the_file_is_our_own_lines(tmp_path):
         scale.ssmax_factor,
         ssmax.nn.SSMaxScale,
     ):
-        # Names of modules are written out; nothing else differs.
-        assert inspect.getsource(ours).replace("rules.", "") in text
+        assert inspect.getsource(ours) in text
 
 
-def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, monkeypatch):
+def test_a_bundle_holds_what_its_roots_lead_to(tmp_path, monkeypatch):
     package = tmp_path / "ssmax_bundled"
     package.mkdir()
     files = {
@@ -391,25 +390,28 @@ def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, m
                 return math.pi
             """,
         "high": """
-            from ssmax_bundled import low as below
-            from ssmax_bundled.low import half as lower_half
+            from ssmax_bundled.low import half
 
             # Why it is 3.
             THREE, FOUR = 3, 4
             \"\"\"Numbers.\"\"\"
 
 
-            def half(x):
-                return below.half(x) + lower_half(x) + THREE
+            def more(x):
+                return half(x) + THREE
             """,
     }
     for name, text in files.items():
         (package / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("ssmax.hf.bundle.PACKAGE", "ssmax_bundled")
-    text = bundle([Symbol("ssmax_bundled.high", "half")], {})
-    made = {}
+    modules = ["ssmax_bundled.low", "ssmax_bundled.high"]
+    text, made = bundle(modules, ["more"], {}), {}
     exec(text, made)
-    assert made["half_of_high"](4) == 7 and made["half"](4) == 2
+    assert made["more"](4) == 5
     assert "unused" not in made and "math" not in made
     assert '# Why it is 3.\nTHREE, FOUR = 3, 4\n"""Numbers."""' in text
+    exec(bundle(modules, ["more"], {"half": "unused"}), made)
+    assert made["half"] is made["unused"]
+    with pytest.raises(ValueError, match="another's name"):
+        bundle([*modules, modules[0]], ["more"], {})

@@ -168,7 +168,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
         _start(scale, record.init)
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-        module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
+        module.add_module(ATTRIBUTE, scale.to(module_device(module), wide))
     record.put(model)
     _split_with_the_heads(model, scales)
 
@@ -200,8 +200,7 @@ def attention_modules(
     if attention == "self":
         routed = [(name, module) for name, module in routed if _is_self(name, module)]
         # Beside a decoder, an encoder's length is not the one that grows.
-        decoders = [(name, module) for name, module in routed if _is_causal(module)]
-        routed = decoders or routed
+        routed = [each for each in routed if getattr(each[1], "is_causal", False)] or routed
     for name, module in routed:
         if (
             layers(name, module)
@@ -442,10 +441,6 @@ def in_tower(name: str) -> bool:
     return any(tower in name for tower in _TOWERS)
 
 
-def _is_causal(module: nn.Module) -> bool:
-    return bool(getattr(module, "is_causal", False))
-
-
 def window_of(module: nn.Module) -> int | None:
     """The window or chunk that bounds what an attention layer sees; None for full attention."""
     # EXAONE 4 and its like keep the config's window on every layer; is_sliding says who uses it.
@@ -509,8 +504,8 @@ def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
     return getattr(model, "_tp_plan", None) or {}
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Where it computes."""
+def module_device(module: nn.Module) -> torch.device:
+    """Find where a module computes."""
     for part in module.modules():
         # Offloaded weights are on no device; s and b are small and stay where they are used.
         where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)

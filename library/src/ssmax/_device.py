@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse a name that is no device's."""
+    """Raise on a name that is no device."""
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda, got {device!r}")
 
 
 def device_of(device: str | None) -> "torch.device":
-    """cpu or this rank's GPU by name; None: what there is."""
+    """Find the device of a name, cpu or this rank's GPU; None: what there is."""
     check_device(device)
     import torch
 

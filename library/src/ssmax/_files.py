@@ -29,7 +29,7 @@ _UNUSABLE = {
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a path where no folder can be, since it or one above it is a file."""
+    """Raise on a path where no folder can be, since it or one above it is a file."""
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
@@ -38,7 +38,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a path where something is that would be lost."""
+    """Raise on a path where something is that would be lost."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; give another one")
 
@@ -64,7 +64,7 @@ def _usable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that gets its name once it is whole and on disk, or never."""
+    """Open a file that gets its name once it is whole and on disk, or never."""
     # What a killed process left under this name is overwritten.
     partial = path.with_name(path.name + ".partial")
     file = partial.open("wb")
@@ -82,14 +82,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A text file that is the old one or the new one, also after a loss of power."""
+    """Replace a text file so that it is the old one or the new one, also after a loss of power."""
     with whole_file(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of an empty one, or of none, once it is full.
+    """Make a folder that takes the place of an empty one, or of none, once it is full.
 
     Nothing of it is left behind by an error, nor by SIGTERM or SIGHUP.
     """
@@ -112,7 +112,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Within, a signal that would end the process at once raises SystemExit instead."""
+    """Raise SystemExit instead where a signal would end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's alone.
         yield
@@ -137,7 +137,7 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder, on disk."""
+    """Bring the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,7 +147,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another process is writing; the lock goes with its process."""
+    """Lock a folder; raise if another process is writing it. The lock goes with its process."""
     import fcntl  # only where there is POSIX, which reading does not need
 
     with _usable(folder):

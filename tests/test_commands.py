@@ -194,18 +194,18 @@ def typed(command: str):
     return write
 
 
-def write_piece(path: Path, name: re.Match) -> None:
+def write_part(path: Path, name: re.Match) -> None:
     """Records of another machine."""
-    piece = f"{name[1]}-{name[2]}"
-    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --piece {piece}"
+    part = f"{name[1]}-{name[2]}"
+    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --part {part}"
     command = (
-        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {part}"
     )
     in_process(shortened(command), {})
 
 
 BROUGHT_ALONG = {
-    r"(\w+)-(\d)\.tar\.xz": write_piece,
+    r"(\w+)-(\d)\.tar\.xz": write_part,
     r"MODEL": lambda path, _: write_model("tiny-a", path),
     r"adapter": typed(
         "ssmax convert openai-community/gpt2 {path} --adapter --init paper --train-length 1024"
@@ -244,7 +244,7 @@ LEAVES = {
     "evaluate position-loss": "{results}/position_loss.jsonl",
     "export": "{out}/README.md",
     "finetune": "runs/*/model/*",
-    "gather": "{folder}/pieces/*",
+    "merge": "{folder}/parts/*",
     "python examples/train_only_s.py": "adapter/*",
     "pretrain": "{runs}/{preset}-{config}/model/*",
     "report": "{folder}/*.html",

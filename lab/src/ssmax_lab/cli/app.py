@@ -163,8 +163,8 @@ def reproduce(
         float | None,
         typer.Option(help="Save and stop after so many, with 75; the same command goes on."),
     ] = None,
-    piece: Annotated[
-        str, typer.Option(help="The name of this machine's piece of a larger study.")
+    part: Annotated[
+        str, typer.Option(help="The name of this machine's part of a larger study.")
     ] = "",
     records: Annotated[
         Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
@@ -201,7 +201,7 @@ def reproduce(
         launcher=launcher,
         device=device,
         minutes=minutes,
-        piece=piece,
+        part=part,
         records=records,
         open_page=open_page,
         as_json=json_,
@@ -209,16 +209,16 @@ def reproduce(
 
 
 @app.command()
-def gather(
+def merge(
     folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
     archives: Annotated[
-        list[Path], typer.Argument(metavar="PIECE", help="Files of reproduce --records.")
+        list[Path], typer.Argument(metavar="PART", help="Files of reproduce --records.")
     ],
 ) -> None:
-    """Put the pieces of a study, made on several machines, together."""
-    from ssmax_lab.cli.study import gather_shown
+    """Put the parts of a study, made on several machines, together."""
+    from ssmax_lab.cli.study import merge_shown
 
-    gather_shown(archives, folder)
+    merge_shown(archives, folder)
 
 
 @app.command()

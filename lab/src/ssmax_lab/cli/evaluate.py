@@ -16,7 +16,7 @@ from ssmax_lab.cli.options import USUAL_DIGITS
 from ssmax_lab.cli.prepare import default_text, text_of_shipped
 from ssmax_lab.cli.runs import check_run
 from ssmax_lab.data.preparation import text_to_measure
-from ssmax_lab.records import to_json_line
+from ssmax_lab.records import to_jsonl
 from ssmax_lab.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
 from ssmax_lab.train.questions import digits_taught
 from ssmax_lab.train.run_config import read_run_config
@@ -312,4 +312,4 @@ def fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -
 
 def _print_lines(records: Sequence[object]) -> None:
     """For a script: the records, a line each."""
-    print("".join(map(to_json_line, records)), end="")
+    print(to_jsonl(records), end="")

@@ -17,7 +17,7 @@ from ssmax_lab.report.captions import CLAIMS, overall
 from ssmax_lab.report.findings import STUDY
 from ssmax_lab.report.side_by_side import text_table, write_side_by_side
 from ssmax_lab.study.conductor import LOGS
-from ssmax_lab.study.pieces import gather
+from ssmax_lab.study.partial import merge
 from ssmax_lab.study.plan import read_figures
 from ssmax_lab.study.presets import study_named
 from ssmax_lab.study.reproduction import is_computed, report, reproduce
@@ -58,7 +58,7 @@ def reproduce_shown(
     launcher: str,
     device: str | None,
     minutes: float | None,
-    piece: str,
+    part: str,
     records: Path | None,
     open_page: bool | None,
     as_json: bool,
@@ -95,7 +95,7 @@ def reproduce_shown(
             workers=workers,
             launcher=_words(launcher),
             minutes=minutes,
-            piece=piece,
+            part=part,
             records=records,
             command=shlex.join(["ssmax", *sys.argv[1:]]),
             dry_run=dry_run,
@@ -133,14 +133,14 @@ def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None
     _show(comparisons, page, open_page=open_page, as_json=as_json)
 
 
-def gather_shown(archives: Sequence[Path], folder: Path) -> None:
-    """Gather pieces, say which there are."""
+def merge_shown(archives: Sequence[Path], folder: Path) -> None:
+    """Merge parts, say which there are."""
     for archive in archives:
         if not archive.is_file():
             raise UsageError(f"there is no file {archive}")
-    pieces = gather(archives, folder)
-    count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
-    print(f"{folder} holds {count}: {', '.join(pieces)}")
+    parts = merge(archives, folder)
+    count = f"{len(parts)} part{'s' if len(parts) != 1 else ''}"
+    print(f"{folder} holds {count}: {', '.join(parts)}")
     print(f"judge and draw them: ssmax-lab report {shlex.quote(str(folder))}")
 
 

@@ -1,4 +1,4 @@
-"""What a study left on disk, read back: by configuration, then by seed and piece."""
+"""What a study left on disk, read back: by configuration, then by seed and part."""
 
 import json
 import lzma
@@ -32,8 +32,8 @@ from ssmax_lab.report.style import LOOKS
 STUDY, VERDICTS = "study.json", "verdicts.jsonl"
 RUNS, RESULTS, DONE = "runs", "results", "done"
 """A study's files and folders, whoever writes them."""
-PIECES, ARCHIVE = "pieces", ".tar.xz"
-"""Where a study that was made in pieces has their records, packed."""
+PARTS, ARCHIVE = "parts", ".tar.xz"
+"""Where a study that was made in parts has their records, packed."""
 POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
 FADING, NEEDLE = "fading.jsonl", "needle.jsonl"
 NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
@@ -43,19 +43,28 @@ MADE_BY = {
     **dict.fromkeys((NEEDLE, NEEDLE_SCORE, PAPERS_NEEDLE_SCORE), "needle"),
 }
 """The kind of job that writes a file of records."""
+KINDS: dict[str, type] = {
+    POSITION_LOSS: PositionLoss,
+    SAME_THETA_LOSS: PositionLoss,
+    FADING: Fading,
+    NEEDLE: NeedleTrial,
+    NEEDLE_SCORE: NeedleScore,
+    PAPERS_NEEDLE_SCORE: NeedleScore,
+}
+"""What the records of a file are."""
 PROBE = "probe"
-_KINDS = {"piece": str, "jobs": list, "commands": list, "texts": dict}
+_KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
 """What else a study's file may hold, and its types."""
 
 
 class Replica(NamedTuple):
-    """One of several runs of a configuration: only what shares seed and piece is compared."""
+    """One of several runs of a configuration: only what shares seed and part is compared."""
 
     seed: int
-    piece: str = ""
+    part: str = ""
 
     def __str__(self) -> str:
-        return f"seed {self.seed}" + (f", piece {self.piece}" if self.piece else "")
+        return f"seed {self.seed}" + (f", part {self.part}" if self.part else "")
 
 
 Record = TypeVar("Record")
@@ -131,10 +140,10 @@ class Findings:
         return reach if reach < math.inf else None
 
     @property
-    def is_in_pieces(self) -> bool:
+    def is_in_parts(self) -> bool:
         """It was not made on one machine."""
-        pieces = {replica.piece for found in self.curves.values() for replica in found}
-        return len(pieces) > 1
+        parts = {replica.part for found in self.curves.values() for replica in found}
+        return len(parts) > 1
 
     @property
     def theta(self) -> float:
@@ -146,17 +155,17 @@ def read_findings(folder: Path) -> Findings:
     """The findings of a study's folder, from the jobs that are done."""
     values = read_study_file(folder)
     findings = Findings(study=values["study"], commands=values.get("commands", []))
-    if (folder / PIECES).is_dir():
-        archives = sorted((folder / PIECES).glob(f"*{ARCHIVE}"))
+    if (folder / PARTS).is_dir():
+        archives = sorted((folder / PARTS).glob(f"*{ARCHIVE}"))
         for archive in archives:
-            # A single piece is the whole, and needs no name.
+            # A single part is the whole, and needs no name.
             name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
-            with unpacked(archive) as piece:
-                _read_piece(findings, piece, name)
+            with unpacked(archive) as part:
+                _read_part(findings, part, name)
     else:
-        _read_piece(findings, folder, values.get("piece", ""))
+        _read_part(findings, folder, values.get("part", ""))
     for kind in findings.by_configuration:
-        # In the paper's order, whichever piece brought what.
+        # In the paper's order, whichever part brought what.
         in_order = sorted(kind.items(), key=lambda one: [*LOOKS, PROBE].index(one[0]))
         kind.clear()
         kind.update(in_order)
@@ -218,7 +227,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             # tarfile tells of every compression that it tried, a line each.
             words = str(error).partition(":\n")[0]
-            raise UsageError(f"{archive} is no piece of a study: {words}") from None
+            raise UsageError(f"{archive} is no part of a study: {words}") from None
         try:
             yield Path(folder)
         except UsageError as error:
@@ -226,13 +235,13 @@ def unpacked(archive: Path) -> Iterator[Path]:
             raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
 
 
-def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
+def _read_part(findings: Findings, folder: Path, part: str) -> None:
     done = {file.stem for file in (folder / DONE).glob("*.json")}
     for run, name, seed in _folders(folder / RUNS):
         if f"pretrain-{name}-{seed}" in done:
-            _read_run(findings, run, name, Replica(seed, piece))
+            _read_run(findings, run, name, Replica(seed, part))
     for results, name, seed in _folders(folder / RESULTS):
-        replica = Replica(seed, piece)
+        replica = Replica(seed, part)
         for what, job, kind, home in _homes(findings):
             path = results / what
             # A study of before a measurement existed goes without it.
@@ -260,14 +269,14 @@ def _again(job: str, name: str, seed: int) -> str:
 def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
     """File, the job that writes it, what its lines are, and where they go."""
     return [
-        (name, MADE_BY[name], kind, home)
-        for name, kind, home in (
-            (POSITION_LOSS, PositionLoss, findings.position_losses),
-            (SAME_THETA_LOSS, PositionLoss, findings.same_theta_losses),
-            (FADING, Fading, findings.fading),
-            (NEEDLE, NeedleTrial, findings.trials),
-            (NEEDLE_SCORE, NeedleScore, findings.scores),
-            (PAPERS_NEEDLE_SCORE, NeedleScore, findings.papers_needle),
+        (name, MADE_BY[name], KINDS[name], home)
+        for name, home in (
+            (POSITION_LOSS, findings.position_losses),
+            (SAME_THETA_LOSS, findings.same_theta_losses),
+            (FADING, findings.fading),
+            (NEEDLE, findings.trials),
+            (NEEDLE_SCORE, findings.scores),
+            (PAPERS_NEEDLE_SCORE, findings.papers_needle),
         )
     ]
 

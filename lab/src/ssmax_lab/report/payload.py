@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssmax_lab.records import Comparison, Fading, PositionLoss
-from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
+from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES, overall
 from ssmax_lab.report.curves import (
     accuracy_map,
     by_position,
@@ -75,7 +75,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
             *(findings.commands or [f"ssmax-lab reproduce --preset {preset}"]),
             "ssmax-lab report FOLDER  # draws this page again from its records",
         ],
-        "choices": [*CHOICES, *([IN_PIECES] if findings.is_in_pieces else [])],
+        "choices": [*CHOICES, *([IN_PARTS] if findings.is_in_parts else [])],
     }
 
 
@@ -253,7 +253,7 @@ def _less_softmax(
     found: ByReplica[Record],
     curve: Callable[[Sequence[tuple[Record, Record]]], Points],
     *,
-    is_in_pieces: bool,
+    is_in_parts: bool,
 ) -> dict[str, Any]:
     """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
 
@@ -264,7 +264,7 @@ def _less_softmax(
     if len(shown) < 2:
         return {}
     called = labels({name: len(both) for name, both in shown.items()})
-    shared = "seed and piece" if is_in_pieces else "seed"
+    shared = "seed and part" if is_in_parts else "seed"
     missing = [_letter(name) for name in pairs if name not in shown]
     words = f"means over the runs that share {shared} with a run of (a)"
     left_out = f"; left out, as none of theirs does: {', '.join(missing)}" if missing else ""
@@ -293,7 +293,7 @@ def _figure4(findings: Findings) -> dict[str, Any]:
     return _curves(curves, _labels(found)) | _less_softmax(
         found,
         lambda pairs: smoothed(*less_softmax(pairs)),
-        is_in_pieces=findings.is_in_pieces,
+        is_in_parts=findings.is_in_parts,
     )
 
 
@@ -303,7 +303,7 @@ def _figure5(findings: Findings) -> dict[str, Any]:
     def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
         means = {name: by_position(list(found.values())) for name, found in losses.items()}
         return _curves(means, _labels(losses)) | _less_softmax(
-            losses, less_softmax_by_position, is_in_pieces=findings.is_in_pieces
+            losses, less_softmax_by_position, is_in_parts=findings.is_in_parts
         )
 
     figure = curves(findings.position_losses) | {"theta": findings.theta}

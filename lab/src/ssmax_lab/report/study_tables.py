@@ -35,7 +35,7 @@ def numbers(findings: Findings) -> str:
 
 
 def stretches(findings: Findings) -> str:
-    """The loss less (a)'s of the same seed and piece: within, as far as positions carry, past it.
+    """The loss less (a)'s of the same seed and part: within, as far as positions carry, past it.
 
     How far they carry is arithmetic, and so not chosen by what is seen.
     """

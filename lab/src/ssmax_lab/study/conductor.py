@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax._progress import ProgressLine, clock, roughly
-from ssmax_lab.records import PIECE_VARIABLE
+from ssmax_lab.records import PART_VARIABLE
 from ssmax_lab.study.plan import (
     KINDS,
     Job,
@@ -251,7 +251,7 @@ class Scheduler:
         command: Callable[[Job], list[str]],
         workers: int,
         minutes: float | None = None,
-        piece: str = "",
+        part: str = "",
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder: Path = folder
@@ -274,7 +274,7 @@ class Scheduler:
         self.stopped_by: StoppedBy | None = None
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
         # Workers learn from it whose records they make.
-        self.environment: dict[str, str] = {**os.environ, PIECE_VARIABLE: piece}
+        self.environment: dict[str, str] = {**os.environ, PART_VARIABLE: part}
 
     def run(self) -> StoppedBy | None:
         """All of it; what ended it early, where something did. Failures are in `failed`."""

@@ -35,7 +35,7 @@ from ssmax_lab.records import (
     Provenance,
     config_hash,
     read_jsonl,
-    to_json_line,
+    to_jsonl,
 )
 from ssmax_lab.report.findings import (
     FADING,
@@ -303,7 +303,7 @@ class Measurement:
             old = read_jsonl(path, type(records[0])) if path.exists() else []
             mine = set(map(_measured, records))
             kept = [one for one in old if _measured(one) not in mine]
-            write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+            write_whole(path, to_jsonl([*kept, *records]))
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ MISTYPED = [
     "data prepare nowhere out",
     "data verify nowhere",
     "evaluate all nowhere",
-    "evaluate fading tiny-b --rule ssmaxx",
+    "evaluate sharpness tiny-b --rule ssmaxx",
     "evaluate needle --hf nowhere",
     "evaluate needle-score tiny-b --data nowhere",
     "evaluate position-loss tiny-b --device tpu",

@@ -15,19 +15,19 @@ from typing import Any
 
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
+from ssmax_lab.analysis.findings import no_study, read_study_file, unpacked
 from ssmax_lab.data.token_files import TOKENS
-from ssmax_lab.records import METRICS, RUN_CONFIG, config_hash
-from ssmax_lab.report.findings import (
+from ssmax_lab.records import (
     ARCHIVE,
     DONE,
     MADE_BY,
+    METRICS,
     PIECES,
     RESULTS,
+    RUN_CONFIG,
     RUNS,
     STUDY,
-    no_study,
-    read_study_file,
-    unpacked,
+    config_hash,
 )
 from ssmax_lab.study.text import is_local
 from ssmax_lab.train.config import MAY_CHANGE, flat

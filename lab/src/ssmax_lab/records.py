@@ -141,7 +141,7 @@ class NeedleScore:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fading:
+class Sharpness:
     """How sharp attention is where queries see n keys, by layer and head."""
 
     run: str
@@ -297,3 +297,40 @@ def _commit() -> str:
 def _git(directory: Path, *arguments: str) -> str:
     command = ["git", "-C", str(directory), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# Where the files of a study and of a folder of results lie, whoever writes them.
+STUDY, VERDICTS = "study.json", "verdicts.jsonl"
+RUNS, RESULTS, DONE, LOGS, TEXT = "runs", "results", "done", "logs", "data"
+"""Folders of a study: its runs, what was measured of each, the jobs that are done, their logs, and
+the tokens that it prepared."""
+PARTS, ARCHIVE = "parts", ".tar.xz"
+"""Where a study that was made in parts has their records, packed."""
+FIGURES, PAGE, SIDE_BY_SIDE = "figures", "report.html", "side-by-side.html"
+POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
+SHARPNESS, NEEDLE = "sharpness.jsonl", "needle.jsonl"
+NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
+RECORD_TYPES: dict[str, type[PositionLoss | Sharpness | NeedleTrial | NeedleScore]] = {
+    POSITION_LOSS: PositionLoss,
+    SAME_THETA_LOSS: PositionLoss,
+    SHARPNESS: Sharpness,
+    NEEDLE: NeedleTrial,
+    NEEDLE_SCORE: NeedleScore,
+    PAPERS_NEEDLE_SCORE: NeedleScore,
+}
+"""Files of one measurement each, in whatever folder of results, and what their lines are."""
+MADE_BY = {
+    name: "loss" if kind in (PositionLoss, Sharpness) else "needle"
+    for name, kind in RECORD_TYPES.items()
+}
+"""The kind of job that writes a file of records."""
+
+
+def pretrained_folder(study: Path, run: str) -> Path:
+    """Locate a pretraining in the folder of a study."""
+    return study / RUNS / run
+
+
+def finetuned_folder(study: Path, run: str) -> Path:
+    """Locate the fine-tuning of a run in the folder of a study."""
+    return study / RUNS / f"{run}-qa"

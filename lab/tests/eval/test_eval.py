@@ -21,10 +21,10 @@ from ssmax_lab.data.haystack import (
 )
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.eval import (
-    measure_fading,
     measure_needle_scores,
     measure_position_loss,
     measure_retrieval,
+    measure_sharpness,
 )
 from ssmax_lab.eval.needle_score import top_heads
 from ssmax_lab.eval.position_loss import bin_edges
@@ -241,7 +241,7 @@ def test_loss_by_position():
 
 
 def test_even_attention_fades_as_one_over_n():
-    record = measure_fading(Stand(), np.zeros((2, 100)), run="r", provenance=HERE)
+    record = measure_sharpness(Stand(), np.zeros((2, 100)), run="r", provenance=HERE)
     assert record.num_keys == [1, 2, 4, 8, 16, 32, 64, 100]
     for layer in range(2):
         for head in range(3):
@@ -250,7 +250,7 @@ def test_even_attention_fades_as_one_over_n():
                 [math.log(n) for n in record.num_keys], abs=1e-6
             )
     with pytest.raises(ValueError, match="num_keys must be from 1 to the documents' 100 tokens"):
-        measure_fading(Stand(), np.zeros((2, 100)), run="r", provenance=HERE, num_keys=[101])
+        measure_sharpness(Stand(), np.zeros((2, 100)), run="r", provenance=HERE, num_keys=[101])
 
 
 @pytest.fixture(scope="module")
@@ -279,8 +279,8 @@ def test_the_papers_model_answers_the_three_questions(model, tmp_path):
     )
     assert all(0 <= value <= 1 for row in score.number_scores for value in row)
     assert len(grid(model, tmp_path / "a.jsonl", lengths=[200], trials=2)) == 6
-    fading = measure_fading(model, tokens, run="r", provenance=HERE, num_keys=[1, 50, 200])
-    assert [row[0] for row in fading.largest[0]] == pytest.approx([1.0, 1.0])
+    sharpness = measure_sharpness(model, tokens, run="r", provenance=HERE, num_keys=[1, 50, 200])
+    assert [row[0] for row in sharpness.largest[0]] == pytest.approx([1.0, 1.0])
 
 
 def test_no_measure_makes_a_matrix_of_tokens_by_tokens(model):

@@ -20,5 +20,5 @@ def test_contexts_measured_one_by_one_are_all_there_each_as_it_was_last(tmp_path
     ]
     (tmp_path / "needle.jsonl").write_text(to_jsonl(trials))
     found = {row.what: row.values for row in SideBySide(tmp_path).rows()}
-    assert found["whole number found, context 96"] == (1.0,)
-    assert found["whole number found, context 128"] == (0.0,)
+    assert found["retrieval accuracy, whole number, context 96"] == (1.0,)
+    assert found["retrieval accuracy, whole number, context 128"] == (0.0,)

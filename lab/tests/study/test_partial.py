@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from ssmax_lab import cli
+from ssmax_lab.analysis.findings import Replica, read_findings
 from ssmax_lab.cli.study import OUT_OF_TIME
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import PositionLoss, read_jsonl
-from ssmax_lab.report.findings import Replica, read_findings
-from ssmax_lab.study import conductor
+from ssmax_lab.study import scheduler
 from ssmax_lab.study.partial import merge, pack
 from ssmax_lab.study.plan import makespan, plan
-from ssmax_lab.study.presets import FAMILY, HELD, VARIANTS, gpu, study_named
+from ssmax_lab.study.presets import VARIANTS, gpu, study_named
 from ssmax_lab.study.reproduction import report, reproduce
 
 
@@ -43,7 +44,7 @@ def test_pieces_are_made_packed_gathered_and_judged(
     with tarfile.open(away / "p.tar.xz") as packed:
         names = packed.getnames()
         texts = [packed.extractfile(name).read().decode() for name in names]
-    assert "runs/a-0/metrics.jsonl" in names and "results/yarn-0/fading.jsonl" in names
+    assert "runs/a-0/metrics.jsonl" in names and "results/yarn-0/sharpness.jsonl" in names
     assert not [name for name in names if "checkpoint" in name or "safetensors" in name]
     for name, text in zip(names, texts, strict=True):
         assert str(tmp_path) not in text and str(away) not in text, name
@@ -81,7 +82,7 @@ def test_pieces_are_made_packed_gathered_and_judged(
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     tiny, tokens, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     longer = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.replaced({"run.steps": 1_000_000})
     )
@@ -106,7 +107,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
 
 
 def test_a_stop_by_the_clock_has_an_exit_status_of_its_own(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     typed = f"reproduce --configs a --seeds 1 --only figure4 --minutes 0.02 --out {tmp_path / 's'}"
     assert cli.run(typed.split()) == OUT_OF_TIME
     assert "the 0.02 minutes are used; what was done is kept" in capfd.readouterr().err
@@ -116,7 +117,7 @@ def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
     tiny, tokens, tmp_path, monkeypatch
 ):
     """A loss is planned with all of the time; a training goes on, so it may start with less."""
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 60})
     folder = tmp_path / "s"
     asked = {"configurations": ["a"], "seeds": 1, "data": tokens, "figures": [5]}
@@ -162,10 +163,14 @@ def test_the_small_study_has_three_seeds():
     assert min(study_named("small").seeds[name] for name in "abcdef") == 3
 
 
-@pytest.mark.parametrize(("names", "trained"), [(FAMILY, {"a-0"}), (HELD, {"b-0", "c-0"})])
-def test_what_replaces_a_rule_needs_no_training_of_its_own(names, trained):
-    jobs = plan(gpu(), configurations=list(names), seeds=1)
-    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == trained
+AT_TEST_TIME = {name: one for name, one in CONFIGURATIONS.items() if one.applied == "test time"}
+
+
+@pytest.mark.parametrize("base", "abc")
+def test_what_is_applied_at_test_time_needs_no_training_of_its_own(base):
+    names = [name for name, one in AT_TEST_TIME.items() if one.base == base]
+    jobs = plan(gpu(), configurations=names, seeds=1)
+    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == {f"{base}-0"}
     assert {job.run for job in jobs if job.kind == "needle"} == {f"{name}-0" for name in names}
 
 
@@ -183,7 +188,7 @@ def test_n_held_changes_nothing_within_the_training_length(tiny, tokens, tmp_pat
     }
     assert list(losses) == configurations
     length = tiny.train_length
-    for held, base in HELD.items():
+    for held, base in {"b_held": "b", "c_held": "c"}.items():
         assert losses[held].mean[:length] == losses[base].mean[:length]
         assert losses[held].mean[length:] != losses[base].mean[length:]
     # At n = 1 there is nothing to sharpen.
@@ -425,7 +430,11 @@ def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path
     report(folder)
     assert verdicts.read_text() == there
     for name, content, message in (
-        ("results/a-0/fading.jsonl", "", r"fading.jsonl is empty; take away done/loss-a-0.json"),
+        (
+            "results/a-0/sharpness.jsonl",
+            "",
+            r"empty; take away done/loss-a-0.json",
+        ),
         ("runs/a-0/metrics.jsonl", '{"kind": "st', r"metrics.jsonl has no steps"),
         ("runs/a-0/config.json", "{", r"config.json is not the record of a run"),
     ):

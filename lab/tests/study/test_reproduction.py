@@ -14,13 +14,13 @@ import time
 import pytest
 
 from ssmax_lab.records import Comparison, PositionLoss, read_jsonl, to_jsonl
-from ssmax_lab.study import conductor, reproduction
-from ssmax_lab.study.conductor import Scheduler
+from ssmax_lab.study import reproduction, scheduler
 from ssmax_lab.study.jobs import tidy
 from ssmax_lab.study.partial import pack
 from ssmax_lab.study.plan import Job, plan, share_done
 from ssmax_lab.study.presets import gpu
 from ssmax_lab.study.reproduction import read_study, report, reproduce
+from ssmax_lab.study.scheduler import Scheduler
 from ssmax_lab.train import configured
 from ssmax_lab.train.checkpoint import checkpoint_folder
 
@@ -109,7 +109,7 @@ def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
     running = []
     monkeypatch.setattr(Scheduler, "_start", watched)
     # All of such a training is its last minute.
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     alone = dataclasses.replace(tiny, trains_alone=True)
     options = {"configurations": ["a", "b"], "seeds": 1, "figures": [5], "data": tokens}
     assert reproduce(alone, tmp_path / "s", workers=2, **options).is_whole
@@ -224,7 +224,7 @@ def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained
     assert not (tmp_path / "s").exists()
 
 
-CONDUCTOR = """
+SCHEDULER = """
 import sys
 from pathlib import Path
 from ssmax_lab.study.reproduction import read_study, reproduce
@@ -244,7 +244,7 @@ def conducted(tiny, tokens, tmp_path):
     origin = reproduction.Origin(data=str(tokens), test=str(tokens))
     reproduction._write(study, folder, plan(study, configurations=["a"]), origin=origin)
     process = subprocess.Popen(
-        [sys.executable, "-c", CONDUCTOR, str(folder), str(tokens)],
+        [sys.executable, "-c", SCHEDULER, str(folder), str(tokens)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -264,7 +264,7 @@ def until(is_so, seconds=60):
 
 
 def test_stopped_in_the_middle_its_training_is_saved(conducted):
-    """SIGINT to the conductor alone, as a terminal gives it."""
+    """SIGINT to the scheduler alone, as a terminal gives it."""
     study, folder, process = conducted
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)

@@ -511,7 +511,7 @@ def test_remote_code_that_is_not_trusted_is_not_run(tmp_path, capsys, monkeypatc
     )
     asked = []
     monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "n")
-    measured = ["evaluate", "fading", "--tokenizer", "bytes", "--hf"]
+    measured = ["evaluate", "sharpness", "--tokenizer", "bytes", "--hf"]
     for typed in (["convert", str(tmp_path), str(tmp_path / "out")], [*measured, str(tmp_path)]):
         assert app.run(typed) == 2
         (line,) = capsys.readouterr().err.splitlines()

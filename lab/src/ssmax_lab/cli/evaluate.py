@@ -16,8 +16,7 @@ from ssmax_lab.cli.options import USUAL_DIGITS
 from ssmax_lab.cli.prepare import default_text, text_of_shipped
 from ssmax_lab.cli.runs import check_run
 from ssmax_lab.data.preparation import text_to_measure
-from ssmax_lab.records import to_jsonl
-from ssmax_lab.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
+from ssmax_lab.records import NEEDLE, NEEDLE_SCORE, POSITION_LOSS, SHARPNESS, to_jsonl
 from ssmax_lab.train.questions import digits_taught
 from ssmax_lab.train.run_config import read_run_config
 
@@ -182,7 +181,7 @@ def everything(
     """All four, at one length."""
     digits = digits_asked_for(here, digits, is_shown=not as_json)
     position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
-    fading(here, length=length, documents=documents, as_json=as_json)
+    sharpness(here, length=length, documents=documents, as_json=as_json)
     needle(
         here, lengths=[length], depths=depths, trials=trials, digits=digits, batch=1, seed=seed,
         as_json=as_json,
@@ -294,9 +293,9 @@ def needle_score(
     print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
 
 
-def fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
+def sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
     """Figure 1 in the wild, of one run."""
-    record = here.fading(
+    record = here.sharpness(
         length=length, documents=documents, on_progress=Counter(is_shown=not as_json)
     )
     if as_json:
@@ -307,7 +306,7 @@ def fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -
         largest = np.mean([head[index] for layer in record.largest for head in layer])
         entropy = np.mean([head[index] for layer in record.entropy for head in layer])
         print(f"n {keys:6,}  largest weight {largest:.4f}  entropy {entropy:.3f}")
-    print(here.results / FADING)
+    print(here.results / SHARPNESS)
 
 
 def _print_lines(records: Sequence[object]) -> None:

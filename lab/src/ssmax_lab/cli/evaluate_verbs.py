@@ -159,23 +159,23 @@ def needle_score(
     )
 
 
-@evaluate_app.command("fading")
+@evaluate_app.command("sharpness")
 @_of_models
-def fading(
+def sharpness(
     length: Annotated[int, typer.Option(help="Tokens of a document.")] = 2048,
     documents: Annotated[int, typer.Option(help="How many documents.")] = 8,
 ) -> Measure:
     """How sharp attention is, head by head, as the context grows."""
     from ssmax_lab.cli import evaluate
 
-    return functools.partial(evaluate.fading, length=length, documents=documents)
+    return functools.partial(evaluate.sharpness, length=length, documents=documents)
 
 
 @evaluate_app.command("all")
 @_of_models
 def everything(
     length: Annotated[int, typer.Option(help="Tokens of a document and of a context.")] = 1024,
-    documents: Annotated[int, typer.Option(help="How many, for losses and fading.")] = 8,
+    documents: Annotated[int, typer.Option(help="How many, for losses and sharpness.")] = 8,
     depths: Annotated[
         int, typer.Option(help="Of needles: how many, evenly from start to end.")
     ] = 5,

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.statistics import overall
 from ssmax_lab.data.sources import EMBEDDED
-from ssmax_lab.records import Comparison
-from ssmax_lab.report.captions import CLAIMS, overall
-from ssmax_lab.report.findings import STUDY
+from ssmax_lab.records import LOGS, STUDY, Comparison
+from ssmax_lab.report.captions import CLAIMS
 from ssmax_lab.report.side_by_side import text_table, write_side_by_side
-from ssmax_lab.study.conductor import LOGS
 from ssmax_lab.study.partial import merge
 from ssmax_lab.study.plan import read_figures
 from ssmax_lab.study.presets import study_named

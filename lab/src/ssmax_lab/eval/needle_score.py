@@ -22,7 +22,7 @@ from ssmax_lab.records import NeedleScore, Provenance
 
 
 def measure_needle_scores(
-    subject: EvalModel,
+    model: EvalModel,
     tokenizer: Tokenizer,
     text: Sequence[int] | np.ndarray,
     *,
@@ -59,8 +59,8 @@ def measure_needle_scores(
             )
             for trial in numbers
         ]  # fmt: skip
-        on_needles = attention_on_needles(subject, stacks, device=device)
-        said_each = answers(subject, tokenizer, stacks, batch=batch)
+        on_needles = attention_on_needles(model, stacks, device=device)
+        said_each = answers(model, tokenizer, stacks, batch=batch)
         for trial, stack, weights_LH, said in zip(
             numbers, stacks, on_needles, said_each, strict=True
         ):
@@ -85,7 +85,7 @@ def measure_needle_scores(
 
 @torch.no_grad()
 def attention_on_needles(
-    subject: EvalModel, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
+    model: EvalModel, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
 ) -> list[Tensor]:
     """Sum the weight from the last token on the number, for prompts of one length.
 
@@ -93,7 +93,7 @@ def attention_on_needles(
     """
     tokens_BT = torch.tensor([stack.tokens for stack in stacks], device=device)
     numbers: list[list[Tensor]] = [[] for _ in stacks]
-    for weights in subject.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
+    for weights in model.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
         for index, row_HT in enumerate(weights[:, :, 0].double().cpu()):
             numbers[index].append(row_HT[:, slice(*stacks[index].number)].sum(-1))
     return [torch.stack(layers) for layers in numbers]

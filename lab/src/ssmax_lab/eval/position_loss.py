@@ -16,7 +16,7 @@ from ssmax_lab.records import PositionLoss, Provenance
 
 @torch.no_grad()
 def measure_position_loss(
-    subject: EvalModel,
+    model: EvalModel,
     documents_BT: Tensor | np.ndarray,
     *,
     run: str,
@@ -40,7 +40,7 @@ def measure_position_loss(
         raise UsageError(f"batch must be at least 1, got {batch}")
     count, parts = len(documents), []
     for start in range(0, count, batch):
-        parts.append(subject.losses(documents[start : start + batch].to(device)).double().cpu())
+        parts.append(model.losses(documents[start : start + batch].to(device)).double().cpu())
         if on_document is not None:
             on_document(min(start + batch, count), count)
     losses = torch.cat(parts)

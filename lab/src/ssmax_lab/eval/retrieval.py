@@ -26,7 +26,7 @@ from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_jsonl
 
 
 def measure_retrieval(
-    subject: EvalModel,
+    model: EvalModel,
     tokenizer: Tokenizer,
     text: Sequence[int] | np.ndarray,
     *,
@@ -79,7 +79,7 @@ def measure_retrieval(
                     provenance=provenance,
                 )
                 for trial, (stack, said) in enumerate(
-                    zip(stacks, answers(subject, tokenizer, stacks, batch=batch), strict=True)
+                    zip(stacks, answers(model, tokenizer, stacks, batch=batch), strict=True)
                 )
             ]
             _append(out, found)
@@ -118,13 +118,13 @@ def make_haystack(
 
 
 def answers(
-    subject: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
+    model: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
 ) -> Iterator[str]:
     """What a model says, greedily, a few tokens past the length of the number."""
     for start in range(0, len(stacks), batch):
         part = stacks[start : start + batch]
         budget = max(len(stack.answer) for stack in part) + 2
-        for new in subject.generate([stack.tokens for stack in part], budget):
+        for new in model.generate([stack.tokens for stack in part], budget):
             yield tokenizer.decode(new)
 
 

@@ -1,7 +1,6 @@
 """The study as one HTML file that works from disk: verdicts, figures, explorer, provenance."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
-from ssmax_lab.report.figures import FIGURE_1_S, FIGURE_3_SIZES
+from ssmax_lab.analysis.vectors import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax_lab.report.page_tables import (
     FIGURE_TABLES,
     NONE,
-    fading_by_head_table,
-    fading_table,
     number,
     scales_table,
+    sharpness_by_head_table,
+    sharpness_table,
     table,
 )
-from ssmax_lab.report.style import look
+from ssmax_lab.report.payload import looks
 
 MISSING = "not measured in this study"
 
@@ -50,9 +49,9 @@ CONTENTS = {"2": "tables", "4": "curves", "5": "curves", "6": "maps", "7": "head
 SECTIONS = {
     "verdicts": "Verdicts",
     "figures": "Figures",
-    "scales": "Learnt s",
+    "scales": "Learned s",
     "explorer": "Explorer",
-    "fading": "Fading",
+    "sharpness": "Attention sharpness",
     "provenance": "Provenance",
 }
 
@@ -72,28 +71,27 @@ CITATION = """@article{nakanishi2025scalable,
 
 
 def write_page(payload: Mapping[str, Any], path: Path) -> None:
-    """The page as a file that is whole or not there."""
+    """Write the page as a file that is whole or not there."""
     write_whole(path, page(payload))
 
 
 def page(payload: Mapping[str, Any]) -> str:
-    """The whole page; the same payload gives the same bytes."""
+    """Make the whole page; the same payload gives the same bytes."""
     sections = (
         _header(payload),
         _claims(payload["claims"]),
         _figures(payload),
         _scales(payload),
         _explorer(),
-        _fading(payload),
+        _sharpness(payload),
         _provenance(payload),
     )
     return _document(payload["title"], _nav(), sections, payload)
 
 
 def explorer_page() -> str:
-    """The explorer alone, for other pages to hold."""
-    looks = {name: dataclasses.asdict(look(name)) for name in ("a", "b")}
-    return _document("Softmax and SSMax", "", [_explorer()], {"looks": looks})
+    """Make the explorer alone, for other pages to hold."""
+    return _document("Softmax and SSMax", "", [_explorer()], {"looks": looks(("a", "b"))})
 
 
 def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[str, Any]) -> str:
@@ -131,7 +129,7 @@ def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[st
 
 
 def asset(name: str) -> str:
-    """A file that pages are made with."""
+    """Read a file that pages are made with."""
     return files("ssmax_lab.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -168,7 +166,7 @@ our own, and what came of it.</p>
 
 
 def badge(verdict: str, text: str = "") -> str:
-    """A verdict as symbol, word and colour."""
+    """Write a verdict as symbol, word and colour."""
     symbol = SYMBOLS.get(verdict, "?")
     return (
         f'<span class="badge {verdict.replace(" ", "-") if verdict in SYMBOLS else ""}">'
@@ -186,7 +184,7 @@ their basis stands beside them.
 
 def _claim(claim: Mapping[str, Any]) -> str:
     comparisons = claim["comparisons"]
-    rows = "".join(_comparison(item, _reach(item, comparisons)) for item in comparisons)
+    rows = "".join(_comparison(item, _furthest(item, comparisons)) for item in comparisons)
     header = "".join(
         f'<th scope="col">{title}</th>'
         for title in ("comparison", "effect", "95&nbsp;% interval", "basis", "verdict")
@@ -206,14 +204,14 @@ def _claim(claim: Mapping[str, Any]) -> str:
     )
 
 
-def _comparison(item: Mapping[str, Any], reach: float) -> str:
+def _comparison(item: Mapping[str, Any], furthest: float) -> str:
     unit = escape(item.get("unit") or "")
     low, high = item.get("low"), item.get("high")
     interval = NONE if low is None or high is None else f"{number(low, 3)} to {number(high, 3)}"
     effect = NONE if item.get("effect") is None else f"{number(item['effect'], 3)} {unit}"
     cells = (
         ("effect", effect),
-        ("95 % interval", f"{interval}{_whisker(item, reach)}"),
+        ("95 % interval", f"{interval}{_whisker(item, furthest)}"),
         ("basis", escape(item.get("basis") or "")),
         ("verdict", badge(item["verdict"])),
     )
@@ -222,7 +220,7 @@ def _comparison(item: Mapping[str, Any], reach: float) -> str:
     ) + "</tr>"  # fmt: skip
 
 
-def _reach(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> float:
+def _furthest(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> float:
     """The largest distance from 0 among a claim's comparisons of one unit: they share a scale."""
     ends = [
         abs(other[key])
@@ -233,12 +231,12 @@ def _reach(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) ->
     return max(ends, default=0.0)
 
 
-def _whisker(item: Mapping[str, Any], reach: float) -> str:
+def _whisker(item: Mapping[str, Any], furthest: float) -> str:
     """The interval drawn about 0; the numbers beside it say the same."""
     values = [item[key] for key in ("low", "effect", "high") if item.get(key) is not None]
-    if reach == 0 or len(values) < 3:
+    if furthest == 0 or len(values) < 3:
         return ""
-    low, effect, high = (round(60 + 54 * value / reach, 1) for value in values)
+    low, effect, high = (round(60 + 54 * value / furthest, 1) for value in values)
     return (
         '<svg class="whisker" viewBox="0 0 120 14" aria-hidden="true">'
         '<path class="zero" d="M60 0V14"/>'
@@ -318,25 +316,27 @@ def _readouts(name: str) -> str:
     ) + "</p>"  # fmt: skip
 
 
-def _fading(payload: Mapping[str, Any]) -> str:
-    if payload.get("fading"):
+def _sharpness(payload: Mapping[str, Any]) -> str:
+    if payload.get("sharpness"):
         content = (
-            '<figure><div class="plot panels" data-plot="fading"></div><figcaption>Of real text, '
-            "mean over runs, layers, heads and documents: the largest attention weight, and the "
-            "entropy, of queries that see n keys. The grey line is attention spread evenly over "
-            f"all n.</figcaption>{_data(fading_table(payload))}</figure>"
+            '<figure><div class="plot panels" data-plot="sharpness"></div><figcaption>Of real '
+            "text, mean over runs, layers, heads and documents: the largest attention weight, and "
+            "the entropy, of queries that see n keys. The grey line is attention spread evenly "
+            f"over all n.</figcaption>{_data(sharpness_table(payload))}</figure>"
         )
-        if any(found.get("heads") for found in payload["fading"].values()):
+        if any(found.get("heads") for found in payload["sharpness"].values()):
             content += (
-                '<figure><div class="plot" data-plot="fadingByHead"></div><figcaption>The same '
+                '<figure><div class="plot" data-plot="sharpnessByHead"></div><figcaption>The same '
                 "of every head of the first run, between the last n that training has seen and the "
                 "longest that was measured: the factor by which its largest weight changes, or "
-                "what its entropy gains. Blue heads fade."
-                f"</figcaption>{_data(fading_by_head_table(payload))}</figure>"
+                "what its entropy gains. Blue heads lose sharpness."
+                f"</figcaption>{_data(sharpness_by_head_table(payload))}</figure>"
             )
     else:
-        content = f'<p class="missing">Fading: {MISSING}.</p>'
-    return f'<section id="fading"><h2>Fading in the wild</h2>{content}</section>'
+        content = f'<p class="missing">Attention sharpness: {MISSING}.</p>'
+    return (
+        f'<section id="sharpness"><h2>Attention sharpness by number of keys</h2>{content}</section>'
+    )
 
 
 def _provenance(payload: Mapping[str, Any]) -> str:
@@ -352,7 +352,7 @@ def _provenance(payload: Mapping[str, Any]) -> str:
 
 
 def origin(item: Mapping[str, Any]) -> list[str]:
-    """A row of the table of provenances."""
+    """Write a row of the table of provenances."""
     versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
     return [
         escape(item["what"]),

@@ -1,4 +1,4 @@
-"""What a job does. Each leaves its result on disk, and goes on where it was stopped."""
+"""What a job does. Each leaves its result on disk, and resumes where it was stopped."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -6,13 +6,19 @@ from typing import Any, Literal
 import numpy as np
 
 from ssmax._progress import ProgressLine
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.records import RUN_CONFIG
-from ssmax_lab.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
+from ssmax_lab.records import (
+    RESULTS,
+    RUN_CONFIG,
+    SAME_THETA_LOSS,
+    finetuned_folder,
+    pretrained_folder,
+)
 from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.study.plan import Job
-from ssmax_lab.study.presets import NOT_TRAINED, REPLACED, Replacement, Study
+from ssmax_lab.study.presets import Study
 from ssmax_lab.train import configured, finetune, joined_world, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
 from ssmax_lab.train.loop import Outcome
@@ -45,12 +51,12 @@ def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str |
     config = configured(study.pretraining, job.configuration).replaced(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
-    runs = folder / RUNS
-    run, softmax = runs / job.run, runs / f"a-{job.seed}"
+    run = pretrained_folder(folder, job.run)
     resume = _is_begun(run)
     with joined_world(device) as world:
         if job.configuration == "f" and not resume:
-            # (f) is (a) until its switch: where (a) was trained, (f) goes on from there.
+            # (f) is (a) until its switch: where (a) was trained, (f) resumes from there.
+            softmax = pretrained_folder(folder, f"a-{job.seed}")
             resume = world.on_rank0(lambda: branch(softmax, _switch_step(study), run))
         kept = _kept_step(study, job)
         _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
@@ -66,31 +72,28 @@ def _kept_step(study: Study, job: Job) -> int | None:
 
 
 def tidy(study: Study, folder: Path, job: Job) -> None:
-    """Once a training is done its model is all that others need, but for (f), which begins in (a).
+    """Drop checkpoints: of a done training others need the model alone, but for (f), begun in (a).
 
     Three seeds of a small study's checkpoints would take 60 GB.
     """
-    runs = folder / RUNS
     if job.kind == "finetune":
-        drop_checkpoints(runs / f"{job.run}-qa")
+        drop_checkpoints(finetuned_folder(folder, job.run))
     elif job.kind == "pretrain":
-        drop_checkpoints(runs / job.run, keep_step=_kept_step(study, job))
+        drop_checkpoints(pretrained_folder(folder, job.run), keep_step=_kept_step(study, job))
         if job.configuration == "f":
-            drop_checkpoints(runs / f"a-{job.seed}")
+            drop_checkpoints(pretrained_folder(folder, f"a-{job.seed}"))
 
 
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    runs = folder / RUNS
-    base = runs / (f"a-{job.seed}" if job.configuration == "e" else job.run)
-    run = runs / f"{job.run}-qa"
-    resume = _is_begun(run)
+    run = finetuned_folder(folder, job.run)
+    resume, one = _is_begun(run), CONFIGURATIONS[job.configuration]
     with joined_world(device) as world:
         outcome = finetune(
-            base,
+            pretrained_folder(folder, job.of_pretrained),
             run,
             world=world,
             questions=study.questions,
-            rule="ssmax" if job.configuration == "e" and not resume else None,
+            rule=one.rule if one.base and not resume else None,
             changes={} if resume else dict(study.finetuning),
             resume=resume,
         )
@@ -98,36 +101,37 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 
 
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    is_pretrained = job.kind == "loss"
-    # (e) is fine-tuned under its own rule; the others replace that of a fine-tuned model too.
-    is_replaced = job.configuration in (REPLACED if is_pretrained else NOT_TRAINED)
-    replacement = REPLACED[job.configuration] if is_replaced else None
-    name = f"{replacement.base}-{job.seed}" if replacement else job.run
+    one, is_pretrained = CONFIGURATIONS[job.configuration], job.kind == "loss"
+    if is_pretrained:
+        run = pretrained_folder(folder, job.of_pretrained)
+    else:
+        run = finetuned_folder(folder, job.of_finetuned)
+    # What is fine-tuned under its own rule needs no other one.
+    is_replaced = bool(one.base) and (is_pretrained or not one.is_finetuned)
+    s_of: dict[str, float | Literal["kept"] | None] = {
+        "initial": None,
+        "base": "kept",
+        "constant": study.test_constant,
+    }
 
     def measurement(theta: float) -> Measurement:
         return Measurement.of_run(
-            folder / RUNS / (name if is_pretrained else f"{name}-qa"),
+            run,
             data=data,
             theta=theta,
-            rule=replacement.rule if replacement else None,
-            s=_s_of(study, replacement),
+            rule=one.rule if is_replaced else None,
+            s=s_of[one.s] if is_replaced else None,
             results=folder / RESULTS / job.run,
             device=device,
         )
 
     here = measurement(study.theta)
     if is_pretrained:
-        here.fading(length=study.loss_length, documents=study.fading_documents)
+        here.sharpness(length=study.loss_length, documents=study.sharpness_documents)
         _measure_loss(study, here)
         _measure_loss(study, measurement(study.pretraining.model.theta), file=SAME_THETA_LOSS)
     else:
         _measure_needle(study, here, job.seed)
-
-
-def _s_of(study: Study, replacement: Replacement | None) -> float | Literal["kept"] | None:
-    if replacement is None or replacement.s == "first":
-        return None
-    return study.test_constant if replacement.s == "constant" else "kept"
 
 
 def _measure_loss(study: Study, here: Measurement, **where: str) -> None:

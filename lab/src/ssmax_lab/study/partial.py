@@ -3,8 +3,10 @@
 Weights stay behind. What is compared was made within a part; parts are combined afterwards.
 """
 
+import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 import tarfile
@@ -12,21 +14,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
+from ssmax_lab.analysis.findings import no_study, read_study_file, unpacked
 from ssmax_lab.data.token_files import TOKENS
-from ssmax_lab.records import METRICS, RUN_CONFIG, config_hash, read_journal
-from ssmax_lab.report.findings import (
+from ssmax_lab.records import (
     ARCHIVE,
     DONE,
     MADE_BY,
+    METRICS,
     PARTS,
+    RECORD_TYPES,
     RESULTS,
+    RUN_CONFIG,
     RUNS,
     STUDY,
-    no_study,
-    read_study_file,
-    unpacked,
+    NeedleScore,
+    PositionLoss,
+    Sharpness,
+    config_hash,
+    read_journal,
+    read_jsonl,
+    to_jsonl,
 )
 from ssmax_lab.study.text import is_local
 from ssmax_lab.train.config import MAY_CHANGE, flat
@@ -34,8 +46,6 @@ from ssmax_lab.train.questions import is_path, question_sources
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""
-LOSS_DECIMALS = 4
-"""Of a step's training loss in an archive: a report shows means over many steps."""
 _HOW = set(MAY_CHANGE) - {"run.steps"}
 """Settings that change how a run is computed; how far it goes decides its numbers."""
 _WHERE = {"source", "seeds", "seconds", "measured_on", "workers_per_core", "trains_alone"}
@@ -57,21 +67,22 @@ def check_part(name: str) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """Write all that a report is drawn from as one file, without the paths of the machine.
 
-    All or nothing: whoever copies the file meanwhile has that of before.
+    Numbers are rounded to what tables and verdicts can tell apart. All or nothing: whoever copies
+    the file meanwhile has that of before.
     """
     homes = _homes(folder, archive)
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(archive) as file, tarfile.open(fileobj=file, mode="w:xz") as packed:
-            for pattern in (
-                STUDY,
-                f"{DONE}/*.json",
-                f"{RUNS}/*/{RUN_CONFIG}",
-                f"{RUNS}/*/{METRICS}",
-                f"{RESULTS}/*/*.jsonl",
+            for pattern, read in (
+                (STUDY, Path.read_text),
+                (f"{DONE}/*.json", Path.read_text),
+                (f"{RUNS}/*/{RUN_CONFIG}", Path.read_text),
+                (f"{RUNS}/*/{METRICS}", _metrics),
+                *((f"{RESULTS}/*/{name}", _records) for name in RECORD_TYPES),
             ):
                 for path in sorted(folder.glob(pattern)):
-                    text = _drawn_from(path) if path.name == METRICS else path.read_text()
+                    text = read(path)
                     for home in homes:
                         text = text.replace(home, "")
                     content = text.encode()
@@ -82,20 +93,58 @@ def pack(folder: Path, archive: Path) -> None:
         raise MachineError(f"the records cannot be written to {archive}: {error}") from error
 
 
-def _drawn_from(metrics: Path) -> str:
-    """Keep what a report reads of a run's metrics: losses, and what its rule had learned last."""
-    lines = read_journal(metrics)
-    last = [line for line in lines if line["kind"] == "scale"][-1:]
+def _metrics(path: Path) -> str:
+    """Keep what a report reads of a run: every loss, and what its rule had learned at the end."""
+    lines = read_journal(path)
+    steps = [line for line in lines if line["kind"] == "step"]
+    losses = _rounded([line["loss"] for line in steps], 3)
     kept = [
-        {
-            "kind": line["kind"],
-            "step": line["step"],
-            "loss": round(line["loss"], LOSS_DECIMALS),
-        }
-        for line in lines
-        if line["kind"] != "scale"
+        *(
+            {"kind": "step", "step": line["step"], "loss": loss}
+            for line, loss in zip(steps, losses)
+        ),
+        *(line for line in lines if line["kind"] not in ("step", "scale")),
+        *[line for line in lines if line["kind"] == "scale"][-1:],
     ]
-    return "".join(json.dumps(line) + "\n" for line in [*kept, *last])
+    return "".join(json.dumps(line) + "\n" for line in kept)
+
+
+def _records(path: Path) -> str:
+    return to_jsonl(map(_short, read_jsonl(path, RECORD_TYPES[path.name])))
+
+
+def _short(record: Any) -> Any:
+    """Round what is long; `make results` gave the same tables and verdicts before and after."""
+    match record:
+        case PositionLoss():
+            # Right to 1e-5 nats in a mean over a hundredth of the positions, the least of a figure.
+            decimals = 7 - round(math.log10(len(record.mean)))
+            return dataclasses.replace(
+                record, mean=_rounded(record.mean, decimals), binned=_rounded(record.binned, 4)
+            )
+        case Sharpness():
+            return dataclasses.replace(
+                record,
+                entropy=[_rounded(heads, 5) for heads in record.entropy],
+                largest=[_rounded(heads, 5) for heads in record.largest],
+            )
+        case NeedleScore():
+            # Only heads near the top one are looked at.
+            top = max(map(max, record.number_scores))
+            decimals = 5 - math.ceil(math.log10(top)) if top > 0 else 5
+            scores = np.round(record.number_scores, decimals).tolist()
+            return dataclasses.replace(record, number_scores=scores)
+    return record
+
+
+def _rounded(values: ArrayLike, decimals: int) -> list[Any]:
+    """Round along the first axis such that the sum over any range is right to the last digit."""
+    array = np.asarray(values, float)
+    if not np.isfinite(array).all():
+        return np.round(array, decimals).tolist()
+    sums = np.round(np.cumsum(array, axis=0), decimals)
+    # Adding 0 makes -0.0 positive.
+    return (np.round(np.diff(sums, axis=0, prepend=0 * sums[:1]), decimals) + 0.0).tolist()
 
 
 def _homes(folder: Path, archive: Path) -> list[str]:

@@ -12,18 +12,18 @@ from ssmax._device import check_device, device_of
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.findings import read_findings, read_study_file
 from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tasks import TRAIN
 from ssmax_lab.data.workers import cores
-from ssmax_lab.records import Comparison, Provenance, to_jsonl
+from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
 from ssmax_lab.report.draw import draw
-from ssmax_lab.report.findings import PARTS, STUDY, VERDICTS, read_findings, read_study_file
 from ssmax_lab.study.claims import judge
-from ssmax_lab.study.conductor import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
 from ssmax_lab.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax_lab.study.presets import Study
+from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.questions import is_path, question_sources
 from ssmax_lab.train.recipes import refuse_cpu
@@ -96,7 +96,7 @@ def reproduce(
     if part:
         check_part(part)
     check_folder(folder)
-    text = (data or folder / "data").resolve()
+    text = (data or folder / TEXT).resolve()
     origin = Origin(data=str(text), test=str((test or text).resolve()), part=part)
     _refuse_another(study, folder, origin)
     # Here, not when the first model is trained.
@@ -137,7 +137,7 @@ def reproduce(
 
     with locked(folder) if left else nullcontext():
         _write(study, folder, jobs, origin=origin, command=command)
-        conductor = Scheduler(
+        scheduler = Scheduler(
             folder,
             jobs,
             study=study,
@@ -154,16 +154,16 @@ def reproduce(
             part=part,
             on_done=keep_records_so_far,
         )
-        stopped_by = conductor.run()
+        stopped_by = scheduler.run()
         if stopped_by is not None:
             keep_records()
-            return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
+            return Reproduced(is_whole=False, failed=scheduler.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)
     # They were kept after every job; where that failed, it is told when all else is there.
     keep_records()
     return Reproduced(
-        is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
-        failed=conductor.failed,
+        is_whole=not scheduler.failed and len(scheduler.is_done) == len(jobs),
+        failed=scheduler.failed,
         comparisons=comparisons,
         page=page,
     )
@@ -248,7 +248,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
                 else f"tokens in its {name} folder, {getattr(origin, name)}"
             )
             raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
-    is_prepared_here = Path(origin.data) == (folder / "data").resolve()
+    is_prepared_here = Path(origin.data) == (folder / TEXT).resolve()
     if is_prepared_here and there.get("source") != study.source:
         raise UsageError(
             f"{folder} was begun with --text {there['source']}, not {study.source}; give that, or "
@@ -367,7 +367,7 @@ def _say_plan(
         ("data", "prepare the text"),
         ("pretrain", "pretrain"),
         ("finetune", "fine-tune"),
-        ("loss", "loss by position and fading"),
+        ("loss", "loss by position and sharpness"),
         ("needle", "needles: grid and scores"),
     ):
         these = [job for job in jobs if job.kind == kind]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax._progress import ProgressLine, clock, roughly
-from ssmax_lab.records import PART_VARIABLE
+from ssmax_lab.records import LOGS, PART_VARIABLE
 from ssmax_lab.study.plan import (
     KINDS,
     Job,
@@ -29,7 +29,6 @@ from ssmax_lab.study.plan import (
 )
 from ssmax_lab.study.presets import Study
 
-LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_FORECASTS = 3.0
 RECENT = 3
@@ -348,7 +347,7 @@ class Scheduler:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
-                # Ctrl-C is for the conductor, who tells the others.
+                # Ctrl-C is for the scheduler, who tells the others.
                 start_new_session=True,
             )
         begun = self.begun.get(job.name, 0.0)
@@ -419,7 +418,7 @@ def why_failed(code: int, log: Path) -> str:
 
 def seconds_to_use(job: Job, expected: float) -> float:
     """With less of them a job gets nowhere: one that would begin again has to end."""
-    return SECONDS_TO_START if job.goes_on else expected
+    return SECONDS_TO_START if job.is_resumable else expected
 
 
 def worker_command(

@@ -16,13 +16,12 @@ from ssmax_lab.records import PositionLoss, config_hash, read_jsonl
 from ssmax_lab.report.reach import breaks_at, carries_to
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train import load_run_model, read_run_config
+from ssmax_lab.train.dist import build, init_distributed
 from ssmax_lab.train.finetuning import _examples, question_rows
 from ssmax_lab.train.loop import validation_loss
-from ssmax_lab.train.parallel import build
 from ssmax_lab.train.pretraining import Windows
 from ssmax_lab.train.questions import HIDDEN
 from ssmax_lab.train.recipes import configured, quick
-from ssmax_lab.train.world import joined_world
 
 ROOT = Path(__file__).parent.parent.parent
 MADE = json.loads((RUNS / "runs.json").read_text())
@@ -60,9 +59,9 @@ def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
     else:
         shards = ShardSet.open(home / config.data.folder / VALIDATION)
         samples = Windows(shards, length=length, seed=seed)
-    with joined_world("cpu") as world:
-        loss = build(load_run_model(folder), config.run, world)
-        found = validation_loss(loss, samples, config, world)
+    with init_distributed("cpu") as ranks:
+        loss = build(load_run_model(folder), config.run, ranks)
+        found = validation_loss(loss, samples, config, ranks)
     recorded = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     # Another version of Python has another text: other documents, as hard as these.
     is_same_text = MADE["text"] == f"embedded {embedded_version()}"

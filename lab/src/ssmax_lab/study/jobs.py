@@ -1,11 +1,13 @@
 """What a job does. Each leaves its result on disk, and goes on where it was stopped."""
 
+import functools
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ssmax._progress import ProgressLine
+from ssmax._progress import log_progress
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import RUN_CONFIG
@@ -13,9 +15,12 @@ from ssmax_lab.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
 from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.study.plan import Job
 from ssmax_lab.study.presets import NOT_TRAINED, REPLACED, Replacement, Study
-from ssmax_lab.train import configured, finetune, joined_world, pretrain
+from ssmax_lab.train import configured, finetune, init_distributed, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
 from ssmax_lab.train.loop import Outcome
+
+logger = logging.getLogger(__name__)
+_count = functools.partial(log_progress, logger)
 
 
 class Stopped(Exception):
@@ -30,30 +35,29 @@ def run_job(study: Study, folder: Path, job: Job, *, data: Path, device: str | N
 
 
 def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    line = ProgressLine()
     prepare(
         study.source,
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: line.show(f"part {at.done_tasks:,}/{at.total_tasks:,}"),
+        on_progress=lambda at: _count("part", at.done_tasks, at.total_tasks),
     )
 
 
 def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     # One seed for the weights and the order: all configurations of a seed see the same batches.
-    config = configured(study.pretraining, job.configuration).replaced(
+    config = configured(study.pretraining, job.configuration).with_overrides(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
     runs = folder / RUNS
     run, softmax = runs / job.run, runs / f"a-{job.seed}"
     resume = _is_begun(run)
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         if job.configuration == "f" and not resume:
             # (f) is (a) until its switch: where (a) was trained, (f) goes on from there.
-            resume = world.on_rank0(lambda: branch(softmax, _switch_step(study), run))
+            resume = ranks.on_rank0(lambda: branch(softmax, _switch_step(study), run))
         kept = _kept_step(study, job)
-        _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
+        _check(pretrain(config, run, ranks=ranks, resume=resume, keep_step=kept))
 
 
 def _switch_step(study: Study) -> int:
@@ -84,14 +88,14 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
     base = runs / (f"a-{job.seed}" if job.configuration == "e" else job.run)
     run = runs / f"{job.run}-qa"
     resume = _is_begun(run)
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         outcome = finetune(
             base,
             run,
-            world=world,
+            ranks=ranks,
             questions=study.questions,
             rule="ssmax" if job.configuration == "e" and not resume else None,
-            changes={} if resume else dict(study.finetuning),
+            overrides={} if resume else dict(study.finetuning),
             resume=resume,
         )
     _check(outcome)
@@ -165,10 +169,6 @@ def _measure_needle(study: Study, here: Measurement, seed: int) -> None:
         seed=seed,
         on_progress=_count,
     )
-
-
-def _count(what: str, done: int, total: int) -> None:
-    print(f"{what} {done:,}/{total:,}", flush=True)
 
 
 def _is_begun(run: Path) -> bool:

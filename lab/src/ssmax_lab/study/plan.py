@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
 from ssmax_lab.model.config import nearest
-from ssmax_lab.records import METRICS, RUN_CONFIG, read_journal
+from ssmax_lab.records import METRICS, RUN_CONFIG, read_metrics
 from ssmax_lab.report.findings import DONE, RUNS
 from ssmax_lab.study.presets import (
     CONFIGURATIONS,
@@ -166,7 +166,7 @@ def share_done(study: Study, folder: Path, job: Job) -> float:
     try:
         steps = json.loads((run / RUN_CONFIG).read_text())["run"]["steps"]
         done = (
-            max((line["step"] for line in read_journal(run / METRICS, "step")), default=0) / steps
+            max((line["step"] for line in read_metrics(run / METRICS, "step")), default=0) / steps
         )
     except (OSError, ValueError, KeyError):
         # It is told when the job goes on.

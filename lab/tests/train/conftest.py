@@ -1,6 +1,6 @@
 """Runs so small that a whole one takes a second."""
 
-import logging
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from ssmax._progress import logging_to_terminal
 from ssmax_lab.data.shards import ShardWriter, write_index
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.train.config import TrainConfig
@@ -76,10 +77,11 @@ def small(tokens):
 
 
 @pytest.fixture
-def logged(caplog):
-    """What is logged, progress included."""
-    caplog.set_level(logging.INFO, logger="ssmax_lab")
-    return caplog
+def logged():
+    """What the command line would show of progress."""
+    stream = io.StringIO()
+    with logging_to_terminal(stream):
+        yield stream
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ssmax._files import locked
+from ssmax.errors import UsageError
 from ssmax_lab.train import pretrain
 from ssmax_lab.train.checkpoint import (
     CheckpointWriter,
@@ -224,7 +225,7 @@ def test_a_run_in_use_is_refused(small, tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_clear_error(small, tmp_path):
     """A file stands in the way, which stops root too."""
     (tmp_path / "runs").write_text("")
-    with pytest.raises(OSError, match="runs"):
+    with pytest.raises(UsageError, match="must be a folder"):
         pretrain(small("b"), tmp_path / "runs" / "run", ranks=CPU)
 
 

@@ -63,7 +63,7 @@ def models(tmp_path_factory):
     for name in FAMILIES:
         assert ssmax.cli.run(["convert", str(folder / name), str(folder / f"{name}-identity")]) == 0
     typed = ["convert", str(folder / "llama"), str(folder / "llama-adapter"), "--adapter"]
-    assert cli.run(typed) == 0
+    assert ssmax.cli.run(typed) == 0
     return folder
 
 
@@ -181,7 +181,7 @@ def test_the_rate_that_is_logged_is_one_that_something_learns_at(
     tune(models / "llama-identity", tmp_path / "run", overrides)
     (step,) = read_metrics(tmp_path / "run" / "metrics.jsonl", "step")
     assert step["lr"] == pytest.approx(rate)
-    assert f"lr {rate:.2e}" in logged.text
+    assert f"lr {rate:.2e}" in logged.getvalue()
 
 
 def test_an_annealed_model_ends_at_the_papers_start_and_is_not_annealed_again(models, tmp_path):

@@ -25,9 +25,10 @@ from ssmax_lab.train import (
     pretrain,
     read_run_config,
 )
-from ssmax_lab.train.dist import Loss, single_process
+from ssmax_lab.train.dist import single_process
 from ssmax_lab.train.finetuning import Rows
 from ssmax_lab.train.questions import is_path, question_sources, with_full_paths
+from ssmax_lab.train.task import Loss
 
 CPU = single_process(torch.device("cpu"))
 QUICK = {"run.steps": 4, "run.batch_size": 4, "run.micro_batch": 2, "schedule.warmup_steps": 1}
@@ -98,7 +99,7 @@ def test_a_pretrained_run_learns_and_resumes(base, tmp_path, logged):
     finetune(base, tmp_path / "qa", ranks=CPU, overrides=QUICK)
     steps = read_metrics(tmp_path / "qa" / "metrics.jsonl", "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert "questions to learn from" in logged.text
+    assert "questions to learn from" in logged.getvalue()
     with pytest.raises(ValueError, match=r"run.steps cannot change"):
         finetune(base, tmp_path / "qa", ranks=CPU, overrides={"run.steps": 8}, resume=True)
     assert finetune(base, tmp_path / "qa", ranks=CPU, resume=True).step == 4
@@ -258,7 +259,7 @@ def test_questions_that_are_left_out_are_counted(base, tmp_path, logged):
     values["data"][0]["paragraphs"][0]["qas"] += [long] * 3
     path.write_text(json.dumps(values))
     finetune(base, tmp_path / "qa", ranks=CPU, questions=str(path), overrides=QUICK)
-    assert "; 3 are longer than a row and left out" in logged.text
+    assert "; 3 are longer than a row and left out" in logged.getvalue()
 
 
 def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
@@ -313,9 +314,9 @@ def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkey
     for name in ("a+b.json", "hidden:5", "c.json+hidden:5"):
         shutil.copyfile("a+b.json", "c.json")
         finetune(Path("base"), Path("runs", name), ranks=CPU, questions=name, overrides=QUICK)
-        found = re.search(r"(\d+) questions to learn from", logged.text)
+        found = re.search(r"(\d+) questions to learn from", logged.getvalue())
         learned[name] = int(found[1])
-        logged.clear()
+        logged.truncate(0)
     assert learned["a+b.json"] == 7 and learned["hidden:5"] == 98
     assert learned["c.json+hidden:5"] == 105
     both = Path("runs", "c.json+hidden:5")

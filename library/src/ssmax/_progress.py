@@ -48,7 +48,8 @@ def logging_to_terminal(stream: TextIO | None = None) -> Iterator[None]:
         handler.close()
         for logger, (old_level, old_propagate) in zip(loggers, before, strict=True):
             logger.removeHandler(handler)
-            logger.level, logger.propagate = old_level, old_propagate
+            logger.setLevel(old_level)
+            logger.propagate = old_propagate
 
 
 class TerminalHandler(logging.Handler):

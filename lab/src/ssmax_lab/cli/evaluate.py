@@ -102,9 +102,9 @@ def evaluate(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Measure a run or Hugging Face models; stopped, the same command resumes.
+    """Measure a run, or Hugging Face models side by side.
 
-    --hf BEFORE --hf AFTER shows two models side by side.
+    Stopped, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
     """
     options = _options(
         what, length=length, documents=documents, depths=depths, depth=depth, trials=trials,

@@ -98,7 +98,7 @@ def reproduce(
     open_page: OpenPage = None,
     json_: Json = False,
 ) -> int:
-    """The whole paper on this machine: train, measure, judge, draw.
+    """Reproduce the paper on this machine: train, measure, judge, draw.
 
     Stopped, the same command resumes.
     """

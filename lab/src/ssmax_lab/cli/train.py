@@ -211,7 +211,7 @@ def generate(
     seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
     device: Device = None,
 ) -> None:
-    """Continue prompts with a run's model; a single one is printed as it comes."""
+    """Continue prompts with a run's model."""
     from ssmax._device import select_device
     from ssmax_lab.model.config import check_sampling
     from ssmax_lab.train.run_config import read_run_config
@@ -267,7 +267,7 @@ def generate(
 
 
 def export(folder: Run, out: Out, json_: Json = False) -> None:
-    """Write a run as a Hugging Face model, which ssmax export then brings to engines."""
+    """Write a run as a Hugging Face model, for ssmax export."""
     import json
 
     from ssmax._files import check_empty

@@ -96,7 +96,7 @@ class LM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weights of std 0.02, smaller by sqrt(2 layers) for what joins the residual stream."""
+        """Draw weights of std 0.02, smaller by sqrt(2 layers) where a block adds its output."""
         residual = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -1,13 +1,14 @@
 """What a job does. Each leaves its result on disk, and resumes where it was stopped."""
 
 import itertools
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from ssmax._progress import ProgressLine
+from ssmax._progress import log_progress
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
@@ -22,9 +23,11 @@ from ssmax_lab.records import (
 from ssmax_lab.study.measurement import Measurement, OnProgress
 from ssmax_lab.study.plan import Job
 from ssmax_lab.study.presets import Study
-from ssmax_lab.train import configured, finetune, joined_world, pretrain
+from ssmax_lab.train import configured, finetune, init_distributed, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
 from ssmax_lab.train.loop import Outcome
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -39,30 +42,29 @@ def run_job(study: Study, folder: Path, job: Job, *, data: Path, device: str | N
 
 
 def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    line = ProgressLine()
     prepare(
         study.source,
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: line.show(f"part {at.done_tasks:,}/{at.total_tasks:,}"),
+        on_progress=lambda at: log_progress(logger, "part", at.done_tasks, at.total_tasks),
     )
 
 
 def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     # One seed for the weights and the order: all configurations of a seed see the same batches.
-    config = configured(study.pretraining, job.configuration).replaced(
+    config = configured(study.pretraining, job.configuration).with_overrides(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
     run = pretrained_folder(folder, job.run)
     resume = _is_begun(run)
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         if job.configuration == "f" and not resume:
             # (f) is (a) until its switch: where (a) was trained, (f) resumes from there.
             softmax = pretrained_folder(folder, f"a-{job.seed}")
-            resume = world.on_rank0(lambda: branch(softmax, _switch_step(study), run))
+            resume = ranks.on_rank0(lambda: branch(softmax, _switch_step(study), run))
         kept = _kept_step(study, job)
-        _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
+        _check(pretrain(config, run, ranks=ranks, resume=resume, keep_step=kept))
 
 
 def _switch_step(study: Study) -> int:
@@ -90,14 +92,14 @@ def tidy(study: Study, folder: Path, job: Job) -> None:
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     run = finetuned_folder(folder, job.run)
     resume, one = _is_begun(run), CONFIGURATIONS[job.configuration]
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         outcome = finetune(
             pretrained_folder(folder, job.of_pretrained),
             run,
-            world=world,
+            ranks=ranks,
             questions=study.questions,
             rule=one.rule if one.base and not resume else None,
-            changes={} if resume else dict(study.finetuning),
+            overrides={} if resume else dict(study.finetuning),
             resume=resume,
         )
     _check(outcome)
@@ -152,7 +154,7 @@ class Count:
         ends = self.ends[name]
 
         def count(what: str, done: int, total: int) -> None:
-            print(f"token {ends[len(ends) * done // total - 1]:,}/{self.total:,}", flush=True)
+            log_progress(logger, "token", ends[len(ends) * done // total - 1], self.total)
 
         return count
 

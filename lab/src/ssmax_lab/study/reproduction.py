@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from ssmax._device import check_device, device_of
+from ssmax._device import check_device, select_device
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
@@ -26,7 +26,7 @@ from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.questions import is_path, question_sources
-from ssmax_lab.train.recipes import refuse_cpu
+from ssmax_lab.train.recipes import check_gpu
 
 COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
@@ -121,12 +121,12 @@ def reproduce(
     if minutes is not None:
         _check_minutes(minutes, study, left)
     if left and device is not None:
-        device_of(device)
+        select_device(device)
     print("\n".join(_plan_lines(study, folder, jobs, left, many, minutes, origin)))
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
-        refuse_cpu(study.pretraining.run.recipe, device)
+        check_gpu(study.pretraining.run.recipe, device)
     make_folder(folder)
 
     def command_of(job: Job) -> list[str]:

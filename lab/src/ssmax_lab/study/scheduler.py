@@ -1,5 +1,6 @@
 """Jobs side by side in processes of their own, shown in one line, stopped and started at will."""
 
+import logging
 import math
 import os
 import re
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ssmax._progress import ProgressLine, clock, roughly
+from ssmax._progress import clock, log_progress, roughly
 from ssmax_lab.records import LOGS, PIECE_VARIABLE
 from ssmax_lab.study.plan import (
     KINDS,
@@ -29,6 +30,7 @@ from ssmax_lab.study.plan import (
 )
 from ssmax_lab.study.presets import Study
 
+logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_FORECASTS = 3.0
 RECENT = 3
@@ -260,7 +262,6 @@ class Scheduler:
         left = [job for job in jobs if job.name not in self.is_done]
         self.begun: dict[str, float] = {job.name: share_done(study, folder, job) for job in left}
         self.forecast: Forecast = Forecast(study, jobs, workers, taken=taken, begun=self.begun)
-        self.line: ProgressLine = ProgressLine()
         self.has_news: bool = False
         self.is_stopping: bool = False
         self.stopped_by: StoppedBy | None = None
@@ -289,7 +290,7 @@ class Scheduler:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 if time.monotonic() > self.ends and not self.is_stopping:
                     self.is_stopping, self.stopped_by = True, "clock"
-                    self.line.say("the time is used: what runs is saved first")
+                    logger.info("the time is used: what runs is saved first")
                 if self.is_stopping:
                     self._tell(running)
                 for one in [one for one in running if one.process.poll() is not None]:
@@ -306,7 +307,6 @@ class Scheduler:
                 keeper.join()
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self.line.close()
 
     def _start_what_can(self, running: list[Running]) -> None:
         busy = {one.job.name for one in running}
@@ -361,11 +361,11 @@ class Scheduler:
             self.is_done.add(job.name)
             if not one.is_resumed:
                 self.forecast.learn(job.name, seconds)
-            self.line.say(f"done  {job.name}, {clock(seconds)}")
+            logger.info(f"done  {job.name}, {clock(seconds)}")
             self.has_news = True
         elif not self.is_stopping:
             self.failed[job.name] = why_failed(one.process.returncode, one.log)
-            self.line.say(f"FAILED  {job.name}: {self.failed[job.name]}; all of it in {one.log}")
+            logger.error(f"FAILED  {job.name}: {self.failed[job.name]}; all of it in {one.log}")
 
     def _show(self, running: Sequence[Running]) -> None:
         for one in running:
@@ -373,9 +373,9 @@ class Scheduler:
         left, progress = self._left(), {one.job.name: one.progress for one in running}
         share = self.forecast.share(left, progress, self.is_done)
         time_left = self.forecast.words(left, progress)
-        jobs = f"{len(self.is_done)}/{len(self.jobs)} jobs"
         words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
-        self.line.show(f"{jobs}  {share:.0%}  {time_left}  {words}")
+        done = len(self.is_done)
+        log_progress(logger, "job", done, len(self.jobs), f"{share:.0%}  {time_left}  {words}")
 
     def _left(self) -> set[str]:
         """What will still be done: not what has failed, nor what needs that."""
@@ -389,7 +389,7 @@ class Scheduler:
         if self.stopped_by == "signal":
             raise KeyboardInterrupt
         self.is_stopping, self.stopped_by = True, "signal"
-        self.line.say("stopping: what runs is saved first; once more to stop at once")
+        logger.info("stopping: what runs is saved first; once more to stop at once")
 
     def _tell(self, running: Sequence[Running]) -> None:
         for one in running:

@@ -23,13 +23,13 @@ import pytest
 import torch
 import transformers
 import typer.main
+from ssmax_lab.cli.prepare import default_data
 
 import ssmax.cli
 import ssmax.cli.app
 import ssmax_lab.cli
 import ssmax_lab.cli.app
 from hugging_face import write_model
-from ssmax_lab.cli.prepare import default_data
 from ssmax_lab.data import embedded
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder
@@ -195,18 +195,18 @@ def typed(command: str):
     return write
 
 
-def write_piece(path: Path, name: re.Match) -> None:
+def write_part(path: Path, name: re.Match) -> None:
     """Records of another machine."""
-    piece = f"{name[1]}-{name[2]}"
-    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --piece {piece}"
+    part = f"{name[1]}-{name[2]}"
+    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --part {part}"
     command = (
-        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {part}"
     )
     in_process(shortened(command), {})
 
 
 BROUGHT_ALONG = {
-    r"(\w+)-(\d)\.tar\.xz": write_piece,
+    r"(\w+)-(\d)\.tar\.xz": write_part,
     r"MODEL": lambda path, _: write_model("tiny-a", path),
     r"adapter": typed(
         "ssmax convert openai-community/gpt2 {path} --adapter --init paper --train-length 1024"
@@ -245,7 +245,7 @@ LEAVES = {
     "evaluate position-loss": "{results}/position_loss.jsonl",
     "export": "{out}/*",
     "finetune": "runs/*/model/*",
-    "gather": "{folder}/pieces/*",
+    "merge": "{folder}/parts/*",
     "python examples/train_only_s.py": "adapter/*",
     "pretrain": "{runs}/{preset}-{config}/model/*",
     "report": "{folder}/*.html",

@@ -40,7 +40,7 @@ MISTYPED = [
     "finetune tiny-b --config ssmaxx",
     "finetune tiny-b --questions nowhere",
     "finetune tiny-b --set optim.lrr=1",
-    "gather study nowhere.tar.xz",
+    "merge study nowhere.tar.xz",
     "generate nowhere hello",
     "generate tiny-b hello --device tpu",
     "generate tiny-b hello --max-new-tokens -1",

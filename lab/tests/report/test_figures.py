@@ -30,14 +30,13 @@ def trial(length, depth, number, *, whole, first=True):
 def score(number, values, *, whole=False, first=False):
     return NeedleScore(
         run="r", length=100, depth=0.5, trial=number, number="1234567", said="", is_whole=whole,
-        first_digit=first, number_scores=values, sentence_scores=values, provenance=HERE,
+        first_digit=first, number_scores=values, provenance=HERE,
     )  # fmt: skip
 
 
 LOSS = PositionLoss(
     run="r",
     mean=list(np.linspace(5, 3, 1000)),
-    std=[0.1] * 1000,
     count=4,
     edges=[0, 128, 1000],
     binned=[],

@@ -27,9 +27,7 @@ def findings(study: Study | None = None, *commands: str) -> Findings:
 
 def loss(level: float) -> PositionLoss:
     mean = (level + np.linspace(5, 3, 400)).tolist()
-    return PositionLoss(
-        run="r", mean=mean, std=[0.1] * 400, count=4, edges=[0], binned=[], provenance=HERE
-    )
+    return PositionLoss(run="r", mean=mean, count=4, edges=[0], binned=[], provenance=HERE)
 
 
 def learned(level: float) -> tuple[list[int], list[float]]:
@@ -42,7 +40,7 @@ LEVELS = {
     "a": {ZERO: 0.0, ONE: 1.0},
     "b": {ZERO: 0.1, ONE: 1.1, TWO: 2.1},
     "c": {TWO: 2.0},
-    # The seed alone is not enough: another piece is another machine.
+    # The seed alone is not enough: another part is another machine.
     "d": {Replica(0, "y"): 0.0},
 }
 
@@ -69,14 +67,14 @@ def test_a_loss_less_softmaxs_is_over_the_replicas_that_both_have():
         assert less["curves"]["b"]["y"] == pytest.approx([gap] * len(less["curves"]["b"]["y"]))
         assert less["curves"]["b"]["x"] == figure["curves"]["b"]["x"]
         assert less["note"] == (
-            "means over the runs that share seed and piece with a run of (a); "
+            "means over the runs that share seed and part with a run of (a); "
             "left out, as none of theirs does: (c), (d)"
         )
 
 
 def test_the_differences_are_in_the_tables_too():
     text = page(payload(uneven(), static={}))
-    note = "less (a): means over the runs that share seed and piece with a run of (a)"
+    note = "less (a): means over the runs that share seed and part with a run of (a)"
     assert text.count(f"<caption>{note}") == 1
     assert text.count(f"rotary base 160,000, {note}") == 1
     assert text.count(f"rotary base 10,000, {note}") == 1
@@ -132,7 +130,7 @@ def scores(many: int) -> list[NeedleScore]:
     return [
         NeedleScore(
             run="r", length=64, depth=0.5, trial=trial, number="1234", said="", is_whole=False,
-            first_digit=False, number_scores=[[0.1, 0.2]], sentence_scores=[[0.1, 0.2]],
+            first_digit=False, number_scores=[[0.1, 0.2]],
             provenance=HERE,
         )
         for trial in range(many)
@@ -176,8 +174,8 @@ def test_a_single_run_is_named_by_its_seed():
     assert {name: one["label"] for name, one in values["scales"].items()} == {
         "b": "(b) SSMax, seed 1",
         "d": "(d) SSMax + bias, seed 3",
-        # Two pieces have this seed.
-        "temperature": "control: learned temperature, seed 0, piece x",
+        # Two parts have this seed.
+        "temperature": "control: learned temperature, seed 0, part x",
     }
     assert values["sharpness"]["b"]["label"] == "(b) SSMax, 2 runs"
     assert values["sharpness"]["b"]["heads"]["label"] == "(b) SSMax, seed 1"

@@ -45,7 +45,7 @@ def findings(*, better=ORDER, seeds=1):
             far = [6 - 0.3 * good + document for document in documents]
             binned = [list(row) for row in zip(near, far, strict=True)]
             found.position_losses.setdefault(name, {})[seed] = PositionLoss(
-                run=name, mean=[3.0] * 4 * LENGTH, std=[0.1] * 4 * LENGTH, count=12,
+                run=name, mean=[3.0] * 4 * LENGTH, count=12,
                 edges=[0, LENGTH, 4 * LENGTH], binned=binned, provenance=HERE,
             )  # fmt: skip
             far_weight = (0.1 + 0.05 * good + chance.normal(0, 0.01, (2, 4))).tolist()
@@ -70,7 +70,6 @@ def findings(*, better=ORDER, seeds=1):
                         run=name, length=2 * LENGTH, depth=0.5, trial=trial, number="1234",
                         said="", is_whole=False, first_digit=False, provenance=HERE,
                         number_scores=[[0.1 * good + 0.001 * trial, 0.0]] * 2,
-                        sentence_scores=[[0.0, 0.0]] * 2,
                     )
                     for trial in trials
                 ]  # fmt: skip
@@ -308,19 +307,19 @@ def test_a_table_that_falls_or_is_a_power_is_no_logarithm():
     assert told[text] == "contradicted"
 
 
-def in_pieces(found, pieces):
-    """The same measurements, as if run `number` of each configuration came from pieces[number]."""
+def in_parts(found, parts):
+    """The same measurements, as if run `number` of each configuration came from parts[number]."""
     for home in (found.curves, found.position_losses, found.trials, found.scores):
         for name, by_seed in home.items():
             home[name] = {
-                Replica(seed.seed, pieces(name)[seed.seed]): record
+                Replica(seed.seed, parts(name)[seed.seed]): record
                 for seed, record in by_seed.items()
             }
     return found
 
 
 def test_what_was_not_made_side_by_side_is_not_compared():
-    found = in_pieces(findings(seeds=2), lambda name: ["p", "q"] if name != "b" else ["q", "p"])
+    found = in_parts(findings(seeds=2), lambda name: ["p", "q"] if name != "b" else ["q", "p"])
     one = next(one for one in judge(found, HERE) if "(b) loses less than (a)" in one.text)
     assert (one.verdict, one.basis) == (
         "not measured", "no seed was measured of both, side by side"
@@ -334,16 +333,16 @@ def test_what_machines_differ_by_does_not_enter_a_comparison():
     for name in ("a", "b"):
         for seed, (steps, losses) in shifted.curves[name].items():
             shifted.curves[name][seed] = (steps, [loss + 5.0 * seed.seed for loss in losses])
-    shifted = in_pieces(shifted, lambda name: ["p", "q", "r"])
+    shifted = in_parts(shifted, lambda name: ["p", "q", "r"])
     one, other = (
         next(one for one in judge(found, HERE) if one.text == "(b) learns below (a)")
         for found in (plain, shifted)
     )
     assert other.effect == pytest.approx(one.effect) and other.low == pytest.approx(one.low)
-    assert other.basis == "3 seeds within 3 pieces"
+    assert other.basis == "3 seeds within 3 parts"
 
 
-def test_a_seed_that_two_pieces_have_counts_once():
+def test_a_seed_that_two_parts_have_counts_once():
     found = findings(seeds=2)
     for home in (found.curves, found.position_losses):
         for name, by_seed in home.items():

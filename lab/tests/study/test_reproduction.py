@@ -13,9 +13,10 @@ import time
 
 import pytest
 
+from ssmax_lab.records import Comparison, PositionLoss, read_jsonl, to_jsonl
 from ssmax_lab.study import reproduction, scheduler
 from ssmax_lab.study.jobs import tidy
-from ssmax_lab.study.pieces import pack
+from ssmax_lab.study.partial import pack
 from ssmax_lab.study.plan import Job, plan, share_done
 from ssmax_lab.study.presets import gpu
 from ssmax_lab.study.reproduction import read_study, report, reproduce
@@ -128,7 +129,7 @@ def test_records_are_brought_out_after_every_job(tiny, tokens, tmp_path, monkeyp
 
     monkeypatch.setattr(reproduction, "pack", watched)
     options = {"configurations": ["a"], "seeds": 1, "figures": [5], "data": tokens}
-    assert reproduce(tiny, tmp_path / "s", piece="p", records=archive, **options).is_whole
+    assert reproduce(tiny, tmp_path / "s", part="p", records=archive, **options).is_whole
     trained = {"done/pretrain-a-0.json"}
     assert brought[0] == trained and brought[-1] == trained | {"done/loss-a-0.json"}
     assert list(archive.parent.iterdir()) == [archive]
@@ -172,14 +173,15 @@ def test_a_verdict_that_moves_is_new_and_last_digits_do_not_move_it(tiny, tmp_pa
     """Another processor adds up otherwise, in the sixteenth digit."""
     reproduce(tiny, tmp_path / "s", figures=[1])
     path = tmp_path / "s" / "verdicts.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["effect"] = lines[0]["low"] = lines[0]["high"] = lines[0]["effect"] * (1 + 1e-14)
-    lines[1]["effect"] += 1e-6
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second, *others = read_jsonl(path, Comparison)
+    moved = dict.fromkeys(("effect", "low", "high"), first.effect * (1 + 1e-14))
+    first = dataclasses.replace(first, **moved)
+    second = dataclasses.replace(second, effect=second.effect + 1e-6)
+    path.write_text(to_jsonl([first, second, *others]))
     monkeypatch.setenv("SSMAX_COMMIT", "another")
     report(tmp_path / "s")
-    commits = [json.loads(line)["provenance"]["commit"] for line in path.read_text().splitlines()]
-    assert [commit == "another" for commit in commits] == [False, True, *[False] * (len(lines) - 2)]
+    commits = [one.provenance.commit for one in read_jsonl(path, Comparison)]
+    assert [commit == "another" for commit in commits] == [False, True, *[False] * len(others)]
 
 
 def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
@@ -209,8 +211,8 @@ def test_it_is_measured_on_all_of_a_text_for_tests(tiny, tokens, tmp_path):
         )
         assert done.is_whole
     read = [tmp_path / name / "results" / "a-0" / "position_loss.jsonl" for name in "st"]
-    first, second = (json.loads(path.read_text()) for path in read)
-    assert first["mean"] == second["mean"]
+    (first,), (second,) = (read_jsonl(path, PositionLoss) for path in read)
+    assert first.mean == second.mean
 
 
 def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained(

@@ -14,7 +14,7 @@ from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tasks import VALIDATION
-from ssmax_lab.records import PositionLoss, config_hash, read_jsonl
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train import load_run_model, read_run_config
 from ssmax_lab.train.dist import init_distributed
@@ -96,8 +96,8 @@ def test_what_is_measured_with_other_settings_takes_no_others_place(home, monkey
         for setting in settings:
             typed = f"evaluate {verb} tiny-b-qa {setting} --digits 4 --results kept"
             assert cli.run(typed.split()) == 0
-    lines = {path.name: path.read_text().count("\n") for path in (home / "kept").iterdir()}
-    assert lines == {"needle.jsonl": 2 * 2 + 2 * 1, "needle_score.jsonl": 2}
+    assert len(read_jsonl(home / "kept" / "needle.jsonl", NeedleTrial)) == 2 * 2 + 2 * 1
+    assert len(read_jsonl(home / "kept" / "needle_score.jsonl", NeedleScore)) == 2
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):

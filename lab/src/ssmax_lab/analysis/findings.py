@@ -1,4 +1,4 @@
-"""What a study left on disk, read back: by configuration, then by seed and piece."""
+"""What a study left on disk, read back: by configuration, then by seed and part."""
 
 import json
 import lzma
@@ -24,7 +24,7 @@ from ssmax_lab.records import (
     NEEDLE,
     NEEDLE_SCORE,
     PAPERS_NEEDLE_SCORE,
-    PIECES,
+    PARTS,
     POSITION_LOSS,
     RECORD_TYPES,
     RESULTS,
@@ -44,7 +44,7 @@ from ssmax_lab.records import (
     read_metrics,
 )
 
-_KINDS = {"piece": str, "jobs": list, "commands": list, "texts": dict}
+_KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
 """What else a study's file may hold, and its types."""
 _HOMES = {
     POSITION_LOSS: "position_losses",
@@ -58,13 +58,13 @@ _HOMES = {
 
 
 class Replica(NamedTuple):
-    """One of several runs of a configuration: only what shares seed and piece is compared."""
+    """One of several runs of a configuration: only what shares seed and part is compared."""
 
     seed: int
-    piece: str = ""
+    part: str = ""
 
     def __str__(self) -> str:
-        return f"seed {self.seed}" + (f", piece {self.piece}" if self.piece else "")
+        return f"seed {self.seed}" + (f", part {self.part}" if self.part else "")
 
 
 Record = TypeVar("Record")
@@ -132,10 +132,10 @@ class Findings:
         return limit if limit < math.inf else None
 
     @property
-    def is_in_pieces(self) -> bool:
+    def is_in_parts(self) -> bool:
         """It was not made on one machine."""
-        pieces = {replica.piece for found in self.curves.values() for replica in found}
-        return len(pieces) > 1
+        parts = {replica.part for found in self.curves.values() for replica in found}
+        return len(parts) > 1
 
     @property
     def theta(self) -> float:
@@ -147,17 +147,17 @@ def read_findings(folder: Path) -> Findings:
     """The findings of a study's folder, from the jobs that are done."""
     values = read_study_file(folder)
     findings = Findings(study=values["study"], commands=values.get("commands", []))
-    if (folder / PIECES).is_dir():
-        archives = sorted((folder / PIECES).glob(f"*{ARCHIVE}"))
+    if (folder / PARTS).is_dir():
+        archives = sorted((folder / PARTS).glob(f"*{ARCHIVE}"))
         for archive in archives:
-            # A single piece is the whole, and needs no name.
+            # A single part is the whole, and needs no name.
             name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
-            with unpacked(archive) as piece:
-                _read_piece(findings, piece, name)
+            with unpacked(archive) as part:
+                _read_part(findings, part, name)
     else:
-        _read_piece(findings, folder, values.get("piece", ""))
+        _read_part(findings, folder, values.get("part", ""))
     for kind in findings.by_configuration:
-        # In the paper's order, whichever piece brought what.
+        # In the paper's order, whichever part brought what.
         in_order = sorted(kind.items(), key=lambda one: list(CONFIGURATIONS).index(one[0]))
         kind.clear()
         kind.update(in_order)
@@ -219,7 +219,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             # tarfile tells of every compression that it tried, a line each.
             words = str(error).partition(":\n")[0]
-            raise UsageError(f"{archive} is no piece of a study: {words}") from None
+            raise UsageError(f"{archive} is no part of a study: {words}") from None
         try:
             yield Path(folder)
         except UsageError as error:
@@ -227,13 +227,13 @@ def unpacked(archive: Path) -> Iterator[Path]:
             raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
 
 
-def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
+def _read_part(findings: Findings, folder: Path, part: str) -> None:
     done = {file.stem for file in (folder / DONE).glob("*.json")}
     for run, name, seed in _folders(folder / RUNS):
         if f"pretrain-{name}-{seed}" in done:
-            _read_run(findings, run, name, Replica(seed, piece))
+            _read_run(findings, run, name, Replica(seed, part))
     for results, name, seed in _folders(folder / RESULTS):
-        replica = Replica(seed, piece)
+        replica = Replica(seed, part)
         for file, home in _HOMES.items():
             path, job, kind = results / file, f"{MADE_BY[file]}-{name}-{seed}", RECORD_TYPES[file]
             # A study of before a measurement existed goes without it.

@@ -388,6 +388,6 @@ _progress = functools.partial(log_progress, logger)
 
 def _print_lines(records: Sequence[object]) -> None:
     """Print records for a script, a line each."""
-    from ssmax_lab.records import to_json_line
+    from ssmax_lab.records import to_jsonl
 
-    print("".join(map(to_json_line, records)), end="")
+    print(to_jsonl(records), end="")

@@ -89,8 +89,8 @@ def reproduce(
         float | None,
         typer.Option(help="Save and stop after so many, with 75; the same command resumes."),
     ] = None,
-    piece: Annotated[
-        str, typer.Option(help="The name of this machine's piece of a larger study.")
+    part: Annotated[
+        str, typer.Option(help="The name of this machine's part of a larger study.")
     ] = "",
     records: Annotated[
         Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
@@ -148,7 +148,7 @@ def reproduce(
             workers=workers,
             launcher=_words(launcher),
             minutes=minutes,
-            piece=piece,
+            part=part,
             records=records,
             command=shlex.join(["ssmax-lab", *sys.argv[1:]]),
             dry_run=dry_run,
@@ -201,21 +201,21 @@ def report(
     _show(comparisons, page, open_page=open_page, as_json=json_)
 
 
-def gather(
+def merge(
     folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
     archives: Annotated[
-        list[Path], typer.Argument(metavar="PIECE", help="Files of reproduce --records.")
+        list[Path], typer.Argument(metavar="PART", help="Files of reproduce --records.")
     ],
 ) -> None:
-    """Put the pieces of a study, made on several machines, together."""
-    from ssmax_lab.study.pieces import gather as put_together
+    """Put the parts of a study, made on several machines, together."""
+    from ssmax_lab.study.partial import merge as put_together
 
     for archive in archives:
         if not archive.is_file():
             raise UsageError(f"there is no file {archive}")
-    pieces = put_together(archives, folder)
-    count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
-    print(f"{folder} holds {count}: {', '.join(pieces)}")
+    parts = put_together(archives, folder)
+    count = f"{len(parts)} part{'s' if len(parts) != 1 else ''}"
+    print(f"{folder} holds {count}: {', '.join(parts)}")
     print(f"judge and draw them: ssmax-lab report {shlex.quote(str(folder))}")
 
 

@@ -22,7 +22,7 @@ from ssmax_lab.data.haystack import (
 )
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.eval.protocols import EvalModel
-from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_json_line
+from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_jsonl
 
 
 def measure_retrieval(
@@ -144,14 +144,14 @@ def _finished(
             home.append(trial)
         whole = {cell: found for cell, found in cells.items() if len(found) == trials}
         kept = others + [trial for found in whole.values() for trial in found]
-        write_whole(out, "".join(to_json_line(trial) for trial in kept))
+        write_whole(out, to_jsonl(kept))
     return whole
 
 
 def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
     make_folder(out.parent)
     with in_turn(out.parent), out.open("a") as file:
-        file.write("".join(to_json_line(trial) for trial in trials))
+        file.write(to_jsonl(trials))
         file.flush()
         os.fsync(file.fileno())
 

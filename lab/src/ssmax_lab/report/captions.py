@@ -78,8 +78,8 @@ CHOICES = (
     ),
     f"(c) counts as about equal to (b) within {NEAR_NATS} nats.",
 )
-IN_PIECES = (
-    "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "
-    "combined; the curves, but for those less (a), are means over all pieces, whose machines "
+IN_PARTS = (
+    "The study was made in parts, each on one machine. Comparisons are made within a part, then "
+    "combined; the curves, but for those less (a), are means over all parts, whose machines "
     "differ by more than configurations may."
 )

@@ -45,8 +45,8 @@ def _drawn(findings: Findings) -> list[tuple[str, Any]]:
     made = [("1", figures.figure1()), ("3", figures.figure3())]
     if tables:
         made.append(("2", figures.figure2(tables)))
-    for name, found, figure, gather, options in every:
+    for name, found, figure, merge, options in every:
         if found:
             called = labels({name: len(by_replica) for name, by_replica in found.items()})
-            made.append((name, figure(gather(found), labels=called, **options)))
+            made.append((name, figure(merge(found), labels=called, **options)))
     return made

@@ -30,7 +30,7 @@ from ssmax_lab.analysis.statistics import overall
 from ssmax_lab.configurations import CONFIGURATIONS, MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words
 from ssmax_lab.records import PositionLoss, Sharpness
-from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES
+from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES
 
 POINTS = 200
 """Of a curve on the page."""
@@ -78,7 +78,7 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
             *(findings.commands or [f"ssmax-lab reproduce --preset {preset}"]),
             "ssmax-lab report FOLDER  # draws this page again from its records",
         ],
-        "choices": [*CHOICES, *([IN_PIECES] if findings.is_in_pieces else [])],
+        "choices": [*CHOICES, *([IN_PARTS] if findings.is_in_parts else [])],
     }
 
 
@@ -255,7 +255,7 @@ def _less_softmax(
     found: ByReplica[Record],
     curve: Callable[[Sequence[tuple[Record, Record]]], Points],
     *,
-    is_in_pieces: bool,
+    is_in_parts: bool,
 ) -> dict[str, Any]:
     """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
 
@@ -266,7 +266,7 @@ def _less_softmax(
     if len(shown) < 2:
         return {}
     called = labels({name: len(both) for name, both in shown.items()})
-    shared = "seed and piece" if is_in_pieces else "seed"
+    shared = "seed and part" if is_in_parts else "seed"
     missing = [in_words(name) for name in pairs if name not in shown]
     words = f"means over the runs that share {shared} with a run of (a)"
     left_out = f"; left out, as none of theirs does: {', '.join(missing)}" if missing else ""
@@ -295,7 +295,7 @@ def _figure4(findings: Findings) -> dict[str, Any]:
     return _curves(curves, _labels(found)) | _less_softmax(
         found,
         lambda pairs: smoothed(*less_softmax(pairs)),
-        is_in_pieces=findings.is_in_pieces,
+        is_in_parts=findings.is_in_parts,
     )
 
 
@@ -305,7 +305,7 @@ def _figure5(findings: Findings) -> dict[str, Any]:
     def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
         means = {name: by_position(list(found.values())) for name, found in losses.items()}
         return _curves(means, _labels(losses)) | _less_softmax(
-            losses, less_softmax_by_position, is_in_pieces=findings.is_in_pieces
+            losses, less_softmax_by_position, is_in_parts=findings.is_in_parts
         )
 
     figure = curves(findings.position_losses) | {"theta": findings.theta}

@@ -90,10 +90,10 @@ def written(text: str, made: Mapping[str, str]) -> str:
 
 
 def shown_figures(text: str) -> dict[str, str]:
-    """Of every picture of a study that a document shows, its name and the figure in results/."""
-    pictures = re.findall(r"\(pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
+    """Map every picture of a study that a document shows to where `make results` draws it."""
+    pictures = re.findall(r"pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
     shown = {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
-    return shown | {name: name for name in re.findall(r"\(pictures/(variants-of-\w+\.svg)\)", text)}
+    return shown | {name: name for name in re.findall(r"pictures/(variants-of-\w+\.svg)\)", text)}
 
 
 def headlines(results: Mapping[str, Findings]) -> str:

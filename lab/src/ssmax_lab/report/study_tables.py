@@ -39,7 +39,7 @@ def numbers(findings: Findings) -> str:
 
 
 def stretches(findings: Findings) -> str:
-    """Tabulate the loss less (a)'s of the same seed and piece: within, to the RoPE limit, past it.
+    """Tabulate the loss less (a)'s of the same seed and part: within, to the RoPE limit, past it.
 
     The limit is arithmetic, and so not chosen by what is seen.
     """

@@ -313,14 +313,14 @@ def _judge_pair(
 def _interval(first: Items, second: Items, *, what: str) -> Interval:
     """Over the seeds that both have, where they are three; else over what every run has.
 
-    Pairs share seed and piece. Of a seed that several pieces have the mean counts, once: it started
+    Pairs share seed and part. Of a seed that several parts have the mean counts, once: it started
     from the same weights and saw the same batches in each.
     """
     pairs = sorted(first.keys() & second.keys())
     if not pairs:
         raise UsageError("no seed was measured of both, side by side")
     seeds = sorted({pair.seed for pair in pairs})
-    pieces = {pair.piece for pair in pairs}
+    parts = {pair.part for pair in pairs}
     if len(seeds) >= 3:
 
         def by_seed(items: Items) -> list[float]:
@@ -330,7 +330,7 @@ def _interval(first: Items, second: Items, *, what: str) -> Interval:
             ]
 
         interval = over_seeds(by_seed(first), by_seed(second))
-        within = f" within {len(pieces)} pieces" if len(pieces) > 1 else ""
+        within = f" within {len(parts)} parts" if len(parts) > 1 else ""
         return dataclasses.replace(interval, basis=interval.basis + within)
     words = f"{len(pairs)} seeds" if len(seeds) == len(pairs) else f"{len(pairs)} runs side by side"
     return hull([over_items(first[pair], second[pair], what=what) for pair in pairs], of=words)

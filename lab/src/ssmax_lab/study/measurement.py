@@ -42,7 +42,7 @@ from ssmax_lab.records import (
     Sharpness,
     config_hash,
     read_jsonl,
-    to_json_line,
+    to_jsonl,
 )
 from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax_lab.train.run_config import text_of_run, with_name
@@ -300,7 +300,7 @@ class Measurement:
             old = read_jsonl(path, type(records[0])) if path.exists() else []
             mine = set(map(_measured, records))
             kept = [one for one in old if _measured(one) not in mine]
-            write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+            write_whole(path, to_jsonl([*kept, *records]))
 
 
 @torch.no_grad()

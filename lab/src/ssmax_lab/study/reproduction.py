@@ -17,10 +17,10 @@ from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tasks import TRAIN
 from ssmax_lab.data.workers import cores
-from ssmax_lab.records import PIECES, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_json_line
+from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
 from ssmax_lab.report.draw import draw
 from ssmax_lab.study.claims import judge
-from ssmax_lab.study.pieces import QUESTIONS, check_archive, check_piece, identity, pack
+from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
 from ssmax_lab.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
@@ -74,7 +74,7 @@ def reproduce(
     workers: int | None = None,
     launcher: Sequence[str] = (),
     minutes: float | None = None,
-    piece: str = "",
+    part: str = "",
     records: Path | None = None,
     command: str = "",
     dry_run: bool = False,
@@ -82,7 +82,7 @@ def reproduce(
     """Do what is left of a study in its folder, and draw the page of what there is.
 
     Everything is measured on the validation side of the text, or on all of `test`. After
-    `minutes` what runs is saved, and the same call resumes. A `piece` of a larger study has a
+    `minutes` what runs is saved, and the same call resumes. A `part` of a larger study has a
     name, and its `records` go into an archive after every job, however it ends. `command` is what
     was typed.
     """
@@ -101,11 +101,11 @@ def reproduce(
     if records is not None:
         check_archive(records)
         check_folder(records.parent)
-    if piece:
-        check_piece(piece)
+    if part:
+        check_part(part)
     check_folder(folder)
     text = (data or folder / TEXT).resolve()
-    origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
+    origin = Origin(data=str(text), test=str((test or text).resolve()), part=part)
     _check_same_study(study, folder, origin)
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
@@ -145,7 +145,7 @@ def reproduce(
 
     def keep_records_so_far() -> None:
         # A full disk ends nothing that runs; at the end it is told.
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             # The text may have been prepared just now.
             _write(study, folder, jobs, origin=origin)
             keep_records()
@@ -159,7 +159,7 @@ def reproduce(
             command=command_of,
             workers=many,
             minutes=minutes,
-            piece=piece,
+            part=part,
             on_done=keep_records_so_far,
         )
         stopped_by = scheduler.run()
@@ -177,8 +177,8 @@ def reproduce(
     )
 
 
-def report(folder: Path) -> tuple[list[Comparison], Path]:
-    """Judge and draw what the folder of a study holds."""
+def report(folder: Path, out: Path | None = None) -> tuple[list[Comparison], Path]:
+    """Judge what the folder of a study holds, and draw it there or in `out`."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
     before = {(one.claim, one.text): one for one in findings.comparisons}
@@ -188,9 +188,9 @@ def report(folder: Path) -> tuple[list[Comparison], Path]:
         for new in judge(findings, provenance)
     ]
     if judged != findings.comparisons:
-        write_whole(folder / VERDICTS, "".join(map(to_json_line, judged)))
+        write_whole(folder / VERDICTS, to_jsonl(judged))
         findings.comparisons = judged
-    return findings.comparisons, draw(findings, folder)
+    return findings.comparisons, draw(findings, out or folder)
 
 
 def _is_as_before(old: Comparison, new: Comparison) -> bool:
@@ -207,13 +207,13 @@ def _is_as_before(old: Comparison, new: Comparison) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What of a study its folder decides: the texts, and the piece that it is."""
+    """What of a study its folder decides: the texts, and the part that it is."""
 
     data: str
     """Prepared tokens to learn from."""
     test: str
     """Those that everything is measured on."""
-    piece: str = ""
+    part: str = ""
 
 
 def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
@@ -228,10 +228,10 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
 
 def _check_same_study(study: Study, folder: Path, origin: Origin) -> None:
     """Refuse the folder of another study: numbers may not come from two."""
-    if (folder / PIECES).is_dir():
+    if (folder / PARTS).is_dir():
         raise UsageError(
-            f"{folder} holds gathered pieces, behind which new work would be hidden; give another "
-            "--out, and gather its --records into this one"
+            f"{folder} holds merged parts, behind which new work would be hidden; give another "
+            "--out, and merge its --records into this one"
         )
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):

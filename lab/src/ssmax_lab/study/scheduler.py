@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax._progress import clock, log_progress, roughly
-from ssmax_lab.records import LOGS, PIECE_VARIABLE
+from ssmax_lab.records import LOGS, PART_VARIABLE
 from ssmax_lab.study.plan import (
     KINDS,
     Job,
@@ -245,7 +245,7 @@ class Scheduler:
         command: Callable[[Job], list[str]],
         workers: int,
         minutes: float | None = None,
-        piece: str = "",
+        part: str = "",
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder: Path = folder
@@ -267,7 +267,7 @@ class Scheduler:
         self.stopped_by: StoppedBy | None = None
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
         # Workers learn from it whose records they make.
-        self.environment: dict[str, str] = {**os.environ, PIECE_VARIABLE: piece}
+        self.environment: dict[str, str] = {**os.environ, PART_VARIABLE: part}
 
     def run(self) -> StoppedBy | None:
         """Do all of it; return what ended it early, if anything. Failures are in `failed`."""

@@ -23,13 +23,13 @@ import pytest
 import torch
 import transformers
 import typer.main
+from ssmax_lab.cli.prepare import default_data
 
 import ssmax.cli
 import ssmax.cli.app
 import ssmax_lab.cli
 import ssmax_lab.cli.app
 from hugging_face import write_model
-from ssmax_lab.cli.prepare import default_data
 from ssmax_lab.data import embedded
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder

@@ -92,10 +92,10 @@ def test_a_record_without_provenance_is_refused(tmp_path):
 def test_a_damaged_line_of_a_journal_is_named(tmp_path, damaged, kind):
     path, whole = tmp_path / "metrics.jsonl", b'{"kind": "step", "step": 1}'
     path.write_bytes(whole + b"\n" + damaged)
-    assert records.read_journal(path, kind) == [{"kind": "step", "step": 1}], "one cut short is not"
+    assert records.read_metrics(path, kind) == [{"kind": "step", "step": 1}], "one cut short is not"
     path.write_bytes(b"\n".join([whole, damaged, whole, b""]))
     with pytest.raises(ValueError, match=r"metrics.jsonl:2 is no line of a journal: "):
-        records.read_journal(path, kind)
+        records.read_metrics(path, kind)
 
 
 def test_any_change_of_a_configuration_changes_its_hash():

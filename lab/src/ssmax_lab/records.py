@@ -216,7 +216,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
     return records
 
 
-def read_journal(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """The lines of a journal, of one kind or all; a last line cut short is left out.
 
     A "step" (or "nonfinite") has its loss, lr and grad_norm, a "validation" its loss, a "scale" the

@@ -400,7 +400,7 @@ def test_a_command_to_type_next_is_quoted(capsys, device):
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
 def test_a_run_goes_on_where_it_was_told_to_run(prepared, tmp_path, monkeypatch, capsys, verb):
     """The command that is told may be typed as it is, device and all."""
-    from ssmax_lab.train.interrupt import Interrupts
+    from ssmax_lab.train.loop import Interrupts
 
     monkeypatch.chdir(tmp_path)
     begun = ["pretrain", "--data", str(prepared / "tokens"), *TINY]

@@ -9,7 +9,7 @@ import pytest
 
 from ssmax_lab.analysis.fits import fit_shapes
 from ssmax_lab.analysis.measures import accuracy_map
-from ssmax_lab.analysis.vectors import softmax_output_of_last
+from ssmax_lab.analysis.vectors import figure3_input, softmax_output_of_last
 from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
 from ssmax_lab.report import figures
@@ -95,15 +95,15 @@ def test_figure_1_is_the_papers_input():
 
 
 def test_figure_3_has_n_entries_and_the_critical_gap():
-    assert len(figures.figure3_input(10, 5.0)) == 10
-    assert figures.figure3_input(10, 5.0)[[0, 8, 9]].tolist() == [0.0, 1.0, 5.0]
-    assert figures.figure3_input(10, 5.0)[1] == pytest.approx(1 / 8)
+    assert len(figure3_input(10, 5.0)) == 10
+    assert figure3_input(10, 5.0)[[0, 8, 9]].tolist() == [0.0, 1.0, 5.0]
+    assert figure3_input(10, 5.0)[1] == pytest.approx(1 / 8)
     # A lead of more than 1/s over all others wins for any n, one of less than that loses.
     for n, (low, high) in {1000: (0.3, 0.95), 100_000: (0.1, 0.99)}.items():
         factor = 0.43 * np.log(n)
         lead = 1 / 0.43
-        assert softmax_output_of_last(figures.figure3_input(n, 0.5 + 0.5 * lead), factor) < low
-        assert softmax_output_of_last(figures.figure3_input(n, 1 + 2 * lead), factor) > high
+        assert softmax_output_of_last(figure3_input(n, 0.5 + 0.5 * lead), factor) < low
+        assert softmax_output_of_last(figure3_input(n, 1 + 2 * lead), factor) > high
 
 
 def test_figure_2_shows_p_n_over_n_and_over_its_logarithm():

@@ -190,7 +190,7 @@ def note(study: Study, *commands: str) -> str:
 
 def changed(study: Study, **changes: object) -> Study:
     values = {key.replace("__", "."): value for key, value in changes.items()}
-    return dataclasses.replace(study, pretraining=study.pretraining.replaced(values))
+    return dataclasses.replace(study, pretraining=study.pretraining.with_overrides(values))
 
 
 @pytest.mark.parametrize(

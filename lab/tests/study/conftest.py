@@ -28,7 +28,7 @@ def tokens(text):
 @pytest.fixture
 def tiny(text):
     study = quick()
-    pretraining = study.pretraining.replaced(
+    pretraining = study.pretraining.with_overrides(
         {
             "model.num_layers": 1, "model.num_heads": 2, "model.hidden_size": 16,
             "model.intermediate_size": 16, "model.train_length": 128, "model.vocab_size": 257,

@@ -11,7 +11,7 @@ from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import Sharpness, read_jsonl
 from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.train import pretrain
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.dist import single_process
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def trained(tiny, tokens, tmp_path):
     def train(steps):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
         changes = {"data.folder": str(tokens), "run.steps": steps, "model.rule": "ssmax"}
-        config = tiny.pretraining.replaced(changes)
-        pretrain(config, tmp_path / "run", world=alone(torch.device("cpu")), quiet=True)
+        config = tiny.pretraining.with_overrides(changes)
+        pretrain(config, tmp_path / "run", ranks=single_process(torch.device("cpu")))
         return tmp_path / "run"
 
     return train

@@ -84,7 +84,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
 ):
     monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     longer = dataclasses.replace(
-        tiny, pretraining=tiny.pretraining.replaced({"run.steps": 1_000_000})
+        tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 1_000_000})
     )
     folder, steps = tmp_path / "s", []
     # A busy machine may not come to its first step in time: then the command is given once more.
@@ -148,7 +148,7 @@ def test_a_variant_is_the_preset_but_for_what_it_is_called_after(preset, variant
     base, study = study_named(preset), study_named(f"{preset}:{variant}")
     changes = VARIANTS[preset][variant]
     assert study.preset == f"{preset}:{variant}"
-    assert study.pretraining == base.pretraining.replaced(changes) != base.pretraining
+    assert study.pretraining == base.pretraining.with_overrides(changes) != base.pretraining
     assert dataclasses.replace(study, preset=preset, pretraining=base.pretraining) == base
 
 

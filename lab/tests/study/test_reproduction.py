@@ -238,7 +238,9 @@ sys.exit({None: 0, "signal": 130}[done.stopped_by])
 @pytest.fixture
 def conducted(tiny, tokens, tmp_path):
     """A study whose training has begun and does not end, its folder and its process."""
-    study = dataclasses.replace(tiny, pretraining=tiny.pretraining.replaced({"run.steps": 10**6}))
+    study = dataclasses.replace(
+        tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 10**6})
+    )
     folder = tmp_path / "s"
     folder.mkdir()
     origin = reproduction.Origin(data=str(tokens), test=str(tokens))

@@ -40,8 +40,8 @@ from ssmax_lab.records import (
     PositionLoss,
     Provenance,
     Sharpness,
-    read_journal,
     read_jsonl,
+    read_metrics,
 )
 
 _KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
@@ -270,7 +270,7 @@ def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
-    journal = read_journal(run / METRICS)
+    journal = read_metrics(run / METRICS)
     steps = [line for line in journal if line["kind"] == "step"]
     if not steps:
         raise UsageError(f"{run / METRICS} has no steps, though the run is done: it was cut short")

@@ -21,9 +21,14 @@ def figure1_output(n: int, factor: float) -> float:
     return softmax_output_of_last(np.append(np.full(n - 1, -2.0), 3.0), factor)
 
 
+def figure3_input(n: int, z_max: float) -> np.ndarray:
+    """Make (0, 1/(n-2), ..., 1, z_max): n entries."""
+    return np.append(np.linspace(0.0, 1.0, n - 1), z_max)
+
+
 def figure3_output(n: int, z_max: float, factor: float) -> float:
-    """Compute the output of z_max in factor (0, 1/(n-2), ..., 1, z_max): n entries."""
-    return softmax_output_of_last(np.append(np.linspace(0.0, 1.0, n - 1), z_max), factor)
+    """Compute the last output of softmax over factor times that input."""
+    return softmax_output_of_last(figure3_input(n, z_max), factor)
 
 
 def ssmax_factor(n: int) -> float:

@@ -86,25 +86,39 @@ def page(payload: Mapping[str, Any]) -> str:
         _sharpness(payload),
         _provenance(payload),
     )
-    return _document(payload["title"], _nav(), sections, payload)
+    return document(payload["title"], sections, nav=_nav(), payload=payload)
 
 
 def explorer_page() -> str:
     """Make the explorer alone, for other pages to hold."""
-    return _document("Softmax and SSMax", "", [_explorer()], {"looks": looks(("a", "b"))})
+    return document("Softmax and SSMax", [_explorer()], payload={"looks": looks(("a", "b"))})
 
 
-def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[str, Any]) -> str:
-    style, content = asset("page.css"), "\n".join(sections)
-    # In a function of its own, for its names to meet no others in the browser.
-    script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def document(
+    title: str,
+    sections: Sequence[str],
+    *,
+    nav: str = "",
+    payload: Mapping[str, Any] | None = None,
+) -> str:
+    """Make a page of its sections; one with a payload has the script that draws it."""
+    scripts, allowed = "", "'none'"
+    if payload is not None:
+        # In a function of its own, for its names to meet no others in the browser.
+        script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        allowed = f"'sha256-{digest}'"
+        scripts = (
+            f'<script type="application/json" id="payload">{_embedded(payload)}</script>\n'
+            f"<script>{script}</script>\n"
+        )
     # The policy makes the browser itself keep the promise that no request leaves the page,
     # and runs no script but ours, whatever a text in the payload holds.
     policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    content = "\n".join(sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -114,16 +128,14 @@ def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[st
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
-<style>{style}</style>
+<style>{asset("page.css")}</style>
 </head>
 <body>
 {nav}
 <main>
 {content}
 </main>
-<script type="application/json" id="payload">{_embedded(payload)}</script>
-<script>{script}</script>
-</body>
+{scripts}</body>
 </html>
 """
 
@@ -266,12 +278,28 @@ def _figure(payload: Mapping[str, Any], key: str) -> str:
 
 
 def _static(svg: str | None, title: str) -> str:
-    """The drawing for a browser without JavaScript: an image, so that its ids stay its own."""
+    """The drawing for a browser without JavaScript."""
     if not svg:
         return "<noscript><p>The values are in the table below.</p></noscript>"
+    return f"<noscript>{image(svg, title)}</noscript>"
+
+
+def image(svg: str, title: str) -> str:
+    """Write a drawing as an image, so that its ids stay its own."""
     code = base64.b64encode(svg.encode()).decode()
-    image = f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{code}">'
-    return f"<noscript>{image}</noscript>"
+    return f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{code}">'
+
+
+def origins(items: Sequence[Mapping[str, Any]]) -> str:
+    """Make the table of where numbers come from."""
+    header = ("what", "commit", "configuration", "versions", "device", "seed", "date")
+    rows = []
+    for item in items:
+        versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
+        hashes = (f"<code>{escape(item[key])}</code>" for key in ("commit", "config_hash"))
+        rest = (versions, item["device"], str(item["seed"]), item["date"])
+        rows.append([escape(item["what"]), *hashes, *map(escape, rest)])
+    return table(header, rows)
 
 
 def _data(tables: str) -> str:
@@ -340,22 +368,10 @@ def _sharpness(payload: Mapping[str, Any]) -> str:
 
 
 def _provenance(payload: Mapping[str, Any]) -> str:
-    header = ("what", "commit", "configuration", "versions", "device", "seed", "date")
-    rows = [origin(item) for item in payload.get("provenance", [])]
     commands = escape("\n".join(payload.get("commands", [])))
     choices = "".join(f"<li>{escape(choice)}</li>" for choice in payload.get("choices", []))
     return f"""<section id="provenance"><h2>Provenance</h2>
-<h3>Where every number comes from</h3>{table(header, rows)}
+<h3>Where every number comes from</h3>{origins(payload.get("provenance", []))}
 <h3>The commands</h3><pre tabindex="0">{commands}</pre>
 <h3>What was ours to choose</h3><ul class="choices">{choices}</ul>
 <h3>Citing the paper</h3><pre tabindex="0">{escape(CITATION)}</pre></section>"""
-
-
-def origin(item: Mapping[str, Any]) -> list[str]:
-    """Write a row of the table of provenances."""
-    versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
-    return [
-        escape(item["what"]),
-        *(f"<code>{escape(item[key])}</code>" for key in ("commit", "config_hash")),
-        *(escape(str(text)) for text in (versions, item["device"], item["seed"], item["date"])),
-    ]

@@ -1,6 +1,5 @@
 """Models beside each other, from the records of a folder: a table, a drawing, a page."""
 
-import base64
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from ssmax_lab.records import (
     Provenance,
     read_jsonl,
 )
-from ssmax_lab.report.page import asset, origin
+from ssmax_lab.report.page import document, image, origins
 from ssmax_lab.report.page_tables import table
 from ssmax_lab.report.style import as_svg, new_figure
 
@@ -154,40 +153,23 @@ def draw(found: SideBySide) -> Any:
 def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
     """Write the page of a folder of results; the same records give the same bytes."""
     found = SideBySide(folder)
-    code = base64.b64encode(as_svg(draw(found)).encode()).decode()
-    image = f'<img alt="The models side by side" src="data:image/svg+xml;base64,{code}">'
     numbers = table(
         ["", *map(escape, found.runs)],
         [[escape(row.what), *map(_cell, row.values)] for row in found.rows()],
     )
-    origins = table(
-        ("what", "commit", "configuration", "versions", "device", "seed", "date"),
-        [origin({"what": what, **asdict(one)}) for what, one in found.provenances()],
+    provenances = [{"what": what, **asdict(one)} for what, one in found.provenances()]
+    drawing = image(as_svg(draw(found)), "The models side by side")
+    names = escape(", ".join(found.runs))
+    sections = (
+        f'<header><h1>Side by side</h1><p class="lead">{names}</p></header>',
+        f"<section><figure>{drawing}</figure></section>",
+        f"<section><h2>Numbers</h2>{numbers}</section>",
+        f"<section><h2>Where every number comes from</h2>{origins(provenances)}</section>",
     )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    page = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Side by side</title>
-<style>{asset("page.css")}</style>
-</head>
-<body>
-<main>
-<header><h1>Side by side</h1><p class="lead">{escape(", ".join(found.runs))}</p></header>
-<section><figure>{image}</figure></section>
-<section><h2>Numbers</h2>{numbers}</section>
-<section><h2>Where every number comes from</h2>{origins}</section>
-</main>
-</body>
-</html>
-"""
     path = folder / SIDE_BY_SIDE
     # Another process may have measured another model meanwhile.
     with in_turn(folder):
-        write_whole(path, page)
+        write_whole(path, document("Side by side", sections))
     return found, path
 
 

@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from ssmax._device import device_of
+from ssmax._device import select_device
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax_lab.data.preparation import text_to_measure
@@ -62,7 +62,7 @@ def hf_measurement(
     `name` is what records call it; `tokenizer` is a name or a path, `data` a folder that was
     prepared with it.
     """
-    here = device_of(device)
+    here = select_device(device)
     loaded = load_tokenizer(tokenizer)
     model = load_causal(source, adapter, dtype="auto")
     weights = weights_hash(model)

@@ -1,27 +1,33 @@
 """What a job does. Each leaves its result on disk, and resumes where it was stopped."""
 
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from ssmax._progress import ProgressLine
+from ssmax._progress import log_progress
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import (
+    POSITION_LOSS,
     RESULTS,
     RUN_CONFIG,
     SAME_THETA_LOSS,
     finetuned_folder,
     pretrained_folder,
 )
-from ssmax_lab.study.measurement import Measurement
+from ssmax_lab.study.measurement import Measurement, OnProgress
 from ssmax_lab.study.plan import Job
 from ssmax_lab.study.presets import Study
-from ssmax_lab.train import configured, finetune, joined_world, pretrain
+from ssmax_lab.train import configured, finetune, init_distributed, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
 from ssmax_lab.train.loop import Outcome
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -36,30 +42,29 @@ def run_job(study: Study, folder: Path, job: Job, *, data: Path, device: str | N
 
 
 def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    line = ProgressLine()
     prepare(
         study.source,
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: line.show(f"part {at.done_tasks:,}/{at.total_tasks:,}"),
+        on_progress=lambda at: log_progress(logger, "part", at.done_tasks, at.total_tasks),
     )
 
 
 def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     # One seed for the weights and the order: all configurations of a seed see the same batches.
-    config = configured(study.pretraining, job.configuration).replaced(
+    config = configured(study.pretraining, job.configuration).with_overrides(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
     run = pretrained_folder(folder, job.run)
     resume = _is_begun(run)
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         if job.configuration == "f" and not resume:
             # (f) is (a) until its switch: where (a) was trained, (f) resumes from there.
             softmax = pretrained_folder(folder, f"a-{job.seed}")
-            resume = world.on_rank0(lambda: branch(softmax, _switch_step(study), run))
+            resume = ranks.on_rank0(lambda: branch(softmax, _switch_step(study), run))
         kept = _kept_step(study, job)
-        _check(pretrain(config, run, world=world, resume=resume, keep_step=kept))
+        _check(pretrain(config, run, ranks=ranks, resume=resume, keep_step=kept))
 
 
 def _switch_step(study: Study) -> int:
@@ -87,14 +92,14 @@ def tidy(study: Study, folder: Path, job: Job) -> None:
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
     run = finetuned_folder(folder, job.run)
     resume, one = _is_begun(run), CONFIGURATIONS[job.configuration]
-    with joined_world(device) as world:
+    with init_distributed(device) as ranks:
         outcome = finetune(
             pretrained_folder(folder, job.of_pretrained),
             run,
-            world=world,
+            ranks=ranks,
             questions=study.questions,
             rule=one.rule if one.base and not resume else None,
-            changes={} if resume else dict(study.finetuning),
+            overrides={} if resume else dict(study.finetuning),
             resume=resume,
         )
     _check(outcome)
@@ -127,52 +132,83 @@ def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
 
     here = measurement(study.theta)
     if is_pretrained:
-        here.sharpness(length=study.loss_length, documents=study.sharpness_documents)
-        _measure_loss(study, here)
-        _measure_loss(study, measurement(study.pretraining.model.theta), file=SAME_THETA_LOSS)
+        unchanged = measurement(study.pretraining.model.theta)
+        _measure_losses(study, {POSITION_LOSS: here, SAME_THETA_LOSS: unchanged})
     else:
-        _measure_needle(study, here, job.seed)
+        _measure_needles(study, here, job.seed)
 
 
-def _measure_loss(study: Study, here: Measurement, **where: str) -> None:
-    here.position_loss(
+class Count:
+    """Says how much of a job's measuring is done, in tokens that are read."""
+
+    def __init__(self, **parts: Sequence[int]) -> None:
+        """Take the tokens of every item of every part, in the order in which they are read."""
+        self.ends: dict[str, list[int]] = {}
+        self.total = 0
+        for name, tokens in parts.items():
+            self.ends[name] = [self.total + end for end in itertools.accumulate(tokens)]
+            self.total += sum(tokens)
+
+    def part(self, name: str) -> OnProgress:
+        """Count the items of a part; there may be fewer of them than were asked for."""
+        ends = self.ends[name]
+
+        def count(what: str, done: int, total: int) -> None:
+            log_progress(logger, "token", ends[len(ends) * done // total - 1], self.total)
+
+        return count
+
+
+def _measure_losses(study: Study, by_file: Mapping[str, Measurement]) -> None:
+    documents = {file: [study.loss_length] * study.loss_documents for file in by_file}
+    count = Count(sharpness=[study.loss_length] * study.sharpness_documents, **documents)
+    by_file[POSITION_LOSS].sharpness(
         length=study.loss_length,
-        documents=study.loss_documents,
-        batch=study.batch if here.device.type == "cuda" else 1,
-        on_progress=_count,
-        **where,
+        documents=study.sharpness_documents,
+        on_progress=count.part("sharpness"),
     )
+    for file, here in by_file.items():
+        here.position_loss(
+            length=study.loss_length,
+            documents=study.loss_documents,
+            batch=study.batch if here.device.type == "cuda" else 1,
+            file=file,
+            on_progress=count.part(file),
+        )
 
 
-def _measure_needle(study: Study, here: Measurement, seed: int) -> None:
+def _measure_needles(study: Study, here: Measurement, seed: int) -> None:
     city, number = PAPERS_NEEDLE
-    scores: dict[str, Any] = {
-        "length": study.score_length,
-        "digits": study.digits,
-        "seed": seed,
-        "batch": study.batch,
-        "on_progress": _count,
-    }
+    options = {"digits": study.digits, "seed": seed, "batch": study.batch}
+    # A prompt is read for its weights, and for its answer.
+    score, depths = 2 * study.score_length, study.needle_depths
+    count = Count(
+        papers=[score] * study.papers_needle_trials,
+        scores=[score] * study.score_trials,
+        cells=[n * study.needle_trials for n in study.needle_lengths for _ in range(depths)],
+    )
     here.needle_scores(
+        length=study.score_length,
         trials=study.papers_needle_trials,
         depth=0.5,
         needle=Needle(city=city, number=number[: study.digits]),
-        **scores,
+        on_progress=count.part("papers"),
+        **options,
     )
-    here.needle_scores(trials=study.score_trials, depth=None, **scores)
+    here.needle_scores(
+        length=study.score_length,
+        trials=study.score_trials,
+        depth=None,
+        on_progress=count.part("scores"),
+        **options,
+    )
     here.needle(
         lengths=study.needle_lengths,
-        depths=np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist(),
+        depths=np.linspace(0.0, 1.0, depths).round(4).tolist(),
         trials=study.needle_trials,
-        digits=study.digits,
-        batch=study.batch,
-        seed=seed,
-        on_progress=_count,
+        on_progress=count.part("cells"),
+        **options,
     )
-
-
-def _count(what: str, done: int, total: int) -> None:
-    print(f"{what} {done:,}/{total:,}", flush=True)
 
 
 def _is_begun(run: Path) -> bool:

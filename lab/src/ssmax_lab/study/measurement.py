@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ssmax._device import device_of
+from ssmax._device import select_device
 from ssmax._files import in_turn, make_folder, write_whole
 from ssmax.errors import UsageError
 from ssmax.nn import SSMaxScale
@@ -107,7 +107,7 @@ class Measurement:
         Under another rule s begins anew, unless it is given or to be kept.
         """
         config = read_run_config(folder)
-        here = device_of(device)
+        here = select_device(device)
         model = load_run_model(folder)
         weights = weights_hash(model)
         # Its own rule stays with what it has learned.

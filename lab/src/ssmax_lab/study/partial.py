@@ -36,8 +36,8 @@ from ssmax_lab.records import (
     PositionLoss,
     Sharpness,
     config_hash,
-    read_journal,
     read_jsonl,
+    read_metrics,
     to_jsonl,
 )
 from ssmax_lab.study.text import is_local
@@ -95,7 +95,7 @@ def pack(folder: Path, archive: Path) -> None:
 
 def _metrics(path: Path) -> str:
     """Keep what a report reads of a run: every loss, and what its rule had learned at the end."""
-    lines = read_journal(path)
+    lines = read_metrics(path)
     steps = [line for line in lines if line["kind"] == "step"]
     losses = _rounded([line["loss"] for line in steps], 4)
     kept = [

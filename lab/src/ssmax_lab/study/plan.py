@@ -17,7 +17,7 @@ from ssmax_lab.records import (
     RUN_CONFIG,
     finetuned_folder,
     pretrained_folder,
-    read_journal,
+    read_metrics,
 )
 from ssmax_lab.study.presets import Study
 
@@ -172,7 +172,7 @@ def share_done(study: Study, folder: Path, job: Job) -> float:
     run = locate(folder, job.run)
     try:
         steps = json.loads((run / RUN_CONFIG).read_text())["run"]["steps"]
-        lines = read_journal(run / METRICS, "step")
+        lines = read_metrics(run / METRICS, "step")
     except (OSError, ValueError, KeyError):
         # It has not begun, or why it cannot resume is told when it is run.
         return 0.0

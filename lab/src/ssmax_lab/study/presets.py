@@ -97,7 +97,7 @@ class Study:
 
     def with_settings(self, overrides: Mapping[str, Any]) -> "Study":
         """With other settings of pretraining, planned by the tokens that it then sees."""
-        changed = self.pretraining.replaced(overrides)
+        changed = self.pretraining.with_overrides(overrides)
         tokens, before = (
             one.run.steps * one.run.batch_size * one.model.train_length
             for one in (changed, self.pretraining)

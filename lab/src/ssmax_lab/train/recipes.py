@@ -44,12 +44,12 @@ def configured(config: TrainConfig, name: str) -> TrainConfig:
 
 
 def paper() -> TrainConfig:
-    """Table 2: 2,097,152 tokens a step. The number of steps is ours."""
+    """Configure table 2: 2,097,152 tokens a step. The number of steps is ours."""
     return TrainConfig()
 
 
 def gpu() -> TrainConfig:
-    """The paper's model for one GPU: 250 M tokens in steps of a thirty-second of the batch.
+    """Configure the paper's model for one GPU: 250 M tokens, a thirty-second of the batch a step.
 
     Heads that copy form by steps, not by tokens: so the steps are small and the rate the paper's.
     """
@@ -67,7 +67,7 @@ def gpu() -> TrainConfig:
 
 
 def quick() -> TrainConfig:
-    """A small model on two CPU cores in minutes: the smallest that learns to look numbers up."""
+    """Configure the smallest model that learns to look numbers up: minutes on two CPU cores."""
     return TrainConfig(
         model=LMConfig(
             num_layers=3,
@@ -94,7 +94,7 @@ def quick() -> TrainConfig:
 
 
 def small() -> TrainConfig:
-    """A model of 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
+    """Configure 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
     return TrainConfig(
         model=LMConfig(
             num_layers=6, num_heads=6, hidden_size=384, intermediate_size=1024, train_length=512
@@ -123,8 +123,8 @@ DEFAULT_TEXT = {
 """Source and tokenizer of a recipe that is given no text."""
 
 
-def refuse_cpu(recipe: str, device: str | None) -> None:
-    """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
+def check_gpu(recipe: str, device: str | None) -> None:
+    """Refuse a preset made for GPUs where there is none, unless the CPU was asked for."""
     if recipe == "quick" or device is not None:
         return
     import torch
@@ -137,9 +137,9 @@ def refuse_cpu(recipe: str, device: str | None) -> None:
 
 
 def finetuning_of(
-    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], changes: Mapping[str, Any]
+    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], overrides: Mapping[str, Any]
 ) -> TrainConfig:
-    """Table 3 over a pretrained run, or what suits a quick one; `changes` are laid over it.
+    """Lay table 3 over a pretrained run, or what suits a quick one, and the `overrides` over it.
 
     Its epochs are counted in steps of the batch size that results, which `steps_per_epoch` is told.
     """
@@ -151,13 +151,13 @@ def finetuning_of(
         schedule=ScheduleConfig(kind="cosine"),
         run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
     )
-    epoch = steps_per_epoch(config.replaced(changes).run.batch_size)
-    return config.replaced(
+    epoch = steps_per_epoch(config.with_overrides(overrides).run.batch_size)
+    return config.with_overrides(
         {
             "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,
             "run.steps": (5 if is_quick else 10) * epoch,
             "run.checkpoint_every": epoch,
             "run.validate_every": epoch,
-            **changes,
+            **overrides,
         }
     )

@@ -1,4 +1,4 @@
-"""What this machine has for the work, and what each part lacks."""
+"""`ssmax doctor`: what this machine has for the work, and what each part lacks."""
 
 import dataclasses
 import importlib.metadata
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ssmax._extras import how_to
+from ssmax.cli.options import Json
 
 ENOUGH_GIB = 5.0
 """Of disk: what a study of the quick preset writes, with room to spare."""
@@ -31,10 +32,10 @@ class Check:
     advice: str = ""
 
 
-def doctor_shown(*, as_json: bool) -> int:
-    """Look, say what was found; 1 where something that is there does not work."""
+def doctor(json_: Json = False) -> int:
+    """Look at what this machine has for the work, and what it lacks."""
     checks = list(examine())
-    if as_json:
+    if json_:
         print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
     else:
         for check in checks:
@@ -45,7 +46,7 @@ def doctor_shown(*, as_json: bool) -> int:
 
 
 def examine() -> Iterator[Check]:
-    """Every check; one that fails is a finding, not an error."""
+    """Run every check; one that fails is a finding, not an error."""
     for look in (_python, _torch, _device, _kernels, _compiler, _extras, _disk):
         try:
             yield from look()

@@ -1,14 +1,14 @@
-"""One token after the other: plainly, or on a GPU by replaying a graph that was recorded once.
+"""Generate one token after the other: plainly, or on a GPU by replaying a recorded CUDA graph.
 
 A step of a small model is some two hundred kernels of a few microseconds: asked for one by one, the
 asking takes ten times as long. So the step is written over memory that stays where it is, with all
 that changes from token to token (bounds, position, slot) kept on the device.
 """
 
-# B batch, V vocabulary, C width, G key heads, D head width
+# B batch, T tokens, V vocabulary, C hidden size, G key heads, D head size
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, SelfAttention
 from ssmax.ops.decode import decode_attention
+from ssmax.ops.dtypes import autocast_dtype
 from ssmax.ops.implementation import choose_impl
-from ssmax_lab.model import sampling
+from ssmax_lab.model.config import check_sampling
 
 if TYPE_CHECKING:
     from ssmax_lab.model.model import LM, Block
@@ -29,6 +30,77 @@ WARM_UPS = 2
 WORTH_RECORDING = 64
 """New tokens from which on `auto` records: that takes as long as two or three plain steps, but the
 first time in a process seconds, to compile."""
+COLDEST = 1e-20
+"""Below it logits divided by the temperature overflow; long before, the largest takes all."""
+
+
+def chooser(
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Callable[[Tensor], Tensor]:
+    """Make the function that chooses tokens (B,) from logits (B, V)."""
+    check_sampling(temperature, top_k, top_p)
+
+    def greedy(logits_BV: Tensor) -> Tensor:
+        return logits_BV.argmax(-1)
+
+    def sample(logits_BV: Tensor) -> Tensor:
+        logits_BV = keep_likeliest(logits_BV / temperature, top_k, top_p)
+        return torch.multinomial(logits_BV.softmax(-1), 1, generator=generator).squeeze(-1)
+
+    return sample if temperature > COLDEST else greedy
+
+
+def keep_likeliest(logits_BV: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Set to -inf all but the k likeliest, and all beyond the likeliest that reach p."""
+    if top_k is not None and top_k < logits_BV.shape[-1]:
+        least_B1 = logits_BV.topk(top_k, dim=-1).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    if top_p is not None and top_p < 1.0:
+        ordered_BV, order_BV = logits_BV.sort(-1, descending=True)
+        weights_BV = ordered_BV.softmax(-1)
+        # A token goes if those before it reach p already; the first always stays.
+        beyond_BV = weights_BV.cumsum(-1) - weights_BV >= top_p
+        logits_BV = logits_BV.masked_fill(
+            torch.zeros_like(beyond_BV).scatter(-1, order_BV, beyond_BV), -torch.inf
+        )
+    return logits_BV
+
+
+def left_padded(
+    prompts: Sequence[Sequence[int]] | Tensor, vocab_size: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Pad prompts to one batch (B, T); give where it holds tokens (B, T)."""
+    rows = [torch.as_tensor(prompt) for prompt in prompts]
+    if not rows:
+        raise UsageError("prompts must hold at least one prompt, got none")
+    for number, row in enumerate(rows):
+        if row.dim() != 1 or row.numel() == 0:
+            came = f"has shape {tuple(row.shape)}" if row.numel() else "is empty"
+            raise UsageError(
+                f"every prompt must be a list of at least one token; prompt {number} {came}"
+            )
+        if row.is_floating_point() or row.dtype == torch.bool:
+            raise UsageError(f"tokens must be integers; prompt {number} holds {row.dtype}")
+        # Tokens on disk are uint16, of which torch knows no least.
+        row = rows[number] = row.long()
+        if not (int(row.min()) >= 0 and int(row.max()) < vocab_size):
+            raise UsageError(
+                f"tokens must lie in 0..{vocab_size - 1}; prompt {number} holds "
+                f"{int(row.min())}..{int(row.max())}. Is it another tokenizer's?"
+            )
+    longest = max(row.numel() for row in rows)
+    tokens_BT = torch.stack([torch.nn.functional.pad(r, (longest - r.numel(), 0)) for r in rows])
+    pads_B1 = torch.tensor([[longest - row.numel()] for row in rows])
+    keep_BT = torch.arange(longest) >= pads_B1
+    return tokens_BT.to(device), keep_BT.to(device)
+
+
+def cache_dtype(weight: Tensor) -> torch.dtype:
+    """Return what projections give: the weights' dtype, or autocast's."""
+    return autocast_dtype(weight.device, weight.dtype) or weight.dtype
 
 
 @dataclass(frozen=True)
@@ -44,7 +116,7 @@ class Weights:
 
     @classmethod
     def of(cls, block: "Block", dtype: torch.dtype) -> "Weights":
-        """Copies; the block is left as it is."""
+        """Copy the weights; the block is left as it is."""
         attention, ff = block.attention, block.ff
         qkv = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
         return cls(
@@ -72,7 +144,7 @@ class PlainDecoder:
             num_kv_heads=config.kv_heads,
             max_keys=max_keys,
             head_dim=config.head,
-            dtype=sampling.cache_dtype(weight),
+            dtype=cache_dtype(weight),
             device=weight.device,
         )
 
@@ -84,7 +156,7 @@ class PlainDecoder:
 
     @torch.no_grad()
     def step(self, tokens_B: Tensor) -> Tensor:
-        """The tokens join the rows."""
+        """Add a token to every row."""
         if self.keep_BT is not None:
             self.keep_BT = F.pad(self.keep_BT, (0, 1), value=True)
         return self._after(tokens_B.unsqueeze(-1))
@@ -104,7 +176,7 @@ class RecordedDecoder(PlainDecoder):
     def __init__(self, model: "LM", *, batch: int, max_keys: int, is_recorded: bool = True) -> None:
         super().__init__(model, batch=batch, max_keys=max_keys)
         weight = model.embedding.weight
-        dtype = sampling.cache_dtype(weight)
+        dtype = cache_dtype(weight)
         self.is_recorded: bool = is_recorded
         blocks = cast("Iterable[Block]", model.blocks)
         self.weights: list[Weights] = [Weights.of(block, dtype) for block in blocks]
@@ -122,7 +194,7 @@ class RecordedDecoder(PlainDecoder):
 
     @torch.no_grad()
     def start(self, tokens_BT: Tensor, keep_BT: Tensor) -> Tensor:
-        """As the plain one; and note the bounds of every row."""
+        """Read the prompts, and note the bounds of every row."""
         self.start_B.copy_(tokens_BT.shape[1] - keep_BT.sum(-1))
         self.stop_B.fill_(tokens_BT.shape[1])
         self.slot.fill_(tokens_BT.shape[1])
@@ -130,7 +202,7 @@ class RecordedDecoder(PlainDecoder):
 
     @torch.no_grad()
     def step(self, tokens_B: Tensor) -> Tensor:
-        """The tokens join the rows."""
+        """Add a token to every row."""
         if self.cache.length == self.cache.max_keys:
             raise UsageError(f"the cache is full: it holds {self.cache.max_keys} keys")
         self.tokens_B.copy_(tokens_B)
@@ -146,7 +218,7 @@ class RecordedDecoder(PlainDecoder):
         return self.logits_BV
 
     def _record(self) -> None:
-        """What is run meanwhile writes the slot that the first replay writes again."""
+        """Record a step; what it writes the first replay writes again."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.slot.device):
             stream = torch.cuda.Stream()
@@ -199,7 +271,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _added(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The residual stream with what joins it, and its norm."""
+    """Add to the residual stream, and norm it."""
     x = x + y
     return x, _normed(x, weight, eps)
 
@@ -227,13 +299,13 @@ _PLAIN_GLUE = _Glue(_added, _gated, _write)
 
 @functools.cache
 def _compiled_glue() -> _Glue:
-    """Each in one kernel: of a recorded step, half would be such small ones."""
+    """Compile each to one kernel: of a recorded step, half would be such small ones."""
     added, gated, write = _PLAIN_GLUE
     return _Glue(torch.compile(added), torch.compile(gated), torch.compile(write))
 
 
 def decoder_kind(name: str, weight: Tensor, max_new_tokens: int) -> type[PlainDecoder]:
-    """By its name, a promise; `auto` records where that is quicker for so many tokens."""
+    """Choose by name, a promise; `auto` records where that is quicker for so many tokens."""
     names = ("auto", "plain", "recorded")
     if name not in names:
         raise UsageError(f"decoder must be one of {', '.join(names)}, got {name!r}")

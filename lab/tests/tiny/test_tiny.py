@@ -80,7 +80,7 @@ def test_every_verb_that_takes_a_run_takes_its_name(home, monkeypatch, capsys):
     typed = "evaluate position-loss tiny-a --length 100 --documents 2 --json"
     assert cli.run(typed.split()) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "tiny-a"
-    assert cli.run("export tiny-b out".split()) == 0
+    assert cli.run(["export", "tiny-b", "out"]) == 0
     short = "--set run.steps=2 --set run.batch_size=2 --set data.validation_windows=2"
     assert cli.run(f"finetune tiny-b {short}".split()) == 0
     assert read_run_config(home / "runs" / "tiny-b-qa").data.base == str(run_folder("tiny-b"))

@@ -1,6 +1,7 @@
 """Nothing is lost silently: adapters, whole checkpoints, and what is missing in them."""
 
 import copy
+import errno
 import hashlib
 import json
 import os
@@ -600,7 +601,7 @@ def test_a_conversion_that_cannot_be_written_leaves_nothing(tmp_path, capsys, mo
     from ssmax import cli
 
     def full(tokenizer, folder):
-        raise OSError("No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     build("llama").save_pretrained(tmp_path / "base")
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 5}, "a"))

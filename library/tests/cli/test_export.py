@@ -29,12 +29,12 @@ def source(tmp_path):
     return folder
 
 
-def test_a_model_is_exported_with_progress_and_checked_on_real_text(source, tmp_path, capsys):
+def test_a_model_is_exported_and_checked_on_real_text(source, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["export", str(source), str(out), "--to", "gguf", "--check-tokens", "700"]
     assert cli.run(arguments) == 0
     said = capsys.readouterr().out
-    assert "checking gguf: 700 of 700 tokens" in said and "100.00% of choices the same" in said
+    assert "100.00% of choices the same" in said
     assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
     assert cli.run(arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err

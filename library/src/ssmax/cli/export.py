@@ -58,14 +58,14 @@ def export_shown(
         print(_told(done, is_text=has_tokenizer))
 
 
-def _drawn(source: Path, length: int) -> list[int] | None:
-    """Tokens to compare on where no tokenizer is known; None without a vocabulary's size."""
+def _drawn(source: Path, length: int) -> list[int]:
+    """Tokens to compare on where no tokenizer is known."""
     import torch
 
     values: dict[str, Any] = json.loads((source / CONFIG).read_text())
     size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
     if size is None:
-        return None
+        raise UsageError(f"config.json must hold a vocab_size, that of {source} has none")
     return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 

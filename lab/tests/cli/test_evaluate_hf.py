@@ -255,7 +255,7 @@ def another_s(folder):
 def clamped(folder):
     """The same weights: what tells them apart is in the config."""
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
-    ssmax.hf.convert(model, init="clamp", train_length=8).save_pretrained(folder)
+    ssmax.hf.convert(model, rule="clamp", train_length=8).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import ssmax
 from ssmax import nn
 from ssmax.ops.visible import mask_spec
 from ssmax_lab.train import TrainConfig
-from ssmax_lab.train.converted_config import ConvertedTrainConfig
+from ssmax_lab.train.config import ConvertedTrainConfig
 
 T, S, H, G, D = 6, 6, 4, 2, 8
 

@@ -3,6 +3,7 @@
 Every public name is loaded on first use, so `import ssmax` costs no torch.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from ssmax._lazy import door
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from ssmax.ops.visible import visible_keys as visible_keys
 
 __version__ = "0.1.0"
+# Silent until somebody configures the logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOME_OF = {
     "SSMaxScale": "nn",

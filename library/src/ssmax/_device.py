@@ -1,4 +1,4 @@
-"""The device that a verb works on. Its name is checked without torch."""
+"""Select the device to work on; its name is checked without torch."""
 
 import os
 from typing import TYPE_CHECKING
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def check_device(device: str | None) -> None:
-    """Raise on a name that is no device."""
+    """Refuse a name that is no device's."""
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda, got {device!r}")
 
 
-def device_of(device: str | None) -> "torch.device":
-    """Find the device of a name, cpu or this rank's GPU; None: what there is."""
+def select_device(device: str | None) -> "torch.device":
+    """Select cpu or this rank's GPU by name; None: what there is."""
     check_device(device)
     import torch
 

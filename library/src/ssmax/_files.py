@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process has to itself."""
+"""Write files and folders whole or not at all; hold folders for one process."""
 
 import contextlib
 import errno
@@ -29,7 +29,7 @@ _UNUSABLE = {
 
 
 def check_folder(folder: Path) -> None:
-    """Raise on a path where no folder can be, since it or one above it is a file."""
+    """Refuse a path where no folder can be, since it or one above it is a file."""
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
@@ -38,7 +38,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Raise on a path where something is that would be lost."""
+    """Refuse a path where something is that would be lost."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; give another one")
 
@@ -82,14 +82,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Replace a text file so that it is the old one or the new one, also after a loss of power."""
+    """Write a text file that is the old one or the new one, also after a loss of power."""
     with whole_file(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder that takes the place of an empty one, or of none, once it is full.
+    """Make a folder to fill that takes the place of an empty one, or of none, once it is full.
 
     Nothing of it is left behind by an error, nor by SIGTERM or SIGHUP.
     """
@@ -112,7 +112,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Raise SystemExit instead where a signal would end the process at once."""
+    """Let a signal that would end the process at once raise SystemExit instead."""
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's alone.
         yield
@@ -137,7 +137,7 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to disk."""
+    """Put the names in a folder on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,7 +147,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; raise if another process is writing it. The lock goes with its process."""
+    """Refuse a folder that another process is writing; the lock goes with its process."""
     import fcntl  # only where there is POSIX, which reading does not need
 
     with _usable(folder):

@@ -1,7 +1,7 @@
 """Parts of this package as one file that needs none of it: the very lines that run here.
 
-Not a file kept by hand, which would say all twice: of 1,700 lines that are copied, n takes 430
-and the rules 310; the rest is how a model is converted and what is checked while it is loaded.
+Not a file kept by hand, which would say all of it twice: of 1,700 lines that are copied, n takes
+430 and the rules 310; the rest is how a model is converted and what is checked while it is loaded.
 """
 
 import ast

@@ -127,7 +127,7 @@ def test_a_mask_that_changes_in_place_is_counted_again():
     again = model(tokens, attention_mask=mask).logits
     assert torch.equal(again, model(tokens, attention_mask=mask.clone()).logits)
     seen = []
-    with hook.watched(lambda module, num_keys, query: seen.append(num_keys)):
+    with hook.watched(lambda module, num_keys, *_: seen.append(num_keys)):
         model(tokens, attention_mask=mask)
     assert seen[0].flatten().tolist() == [1, 1, 2, 3, 4, 5]
 

@@ -26,8 +26,8 @@ class Rule:
     factor: "Callable[[SSMaxScale, Tensor], Tensor] | None" = None
     """Of the module, whose attributes are what it learned, and n (..., T): (..., heads, T); of a
     rule that learns nothing (..., T). None: `affine` says it."""
-    learned: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    """Name of each parameter and its initial value for a training length."""
+    learned: dict[str, float | Callable[[int], float]] = field(default_factory=dict)
+    """Name of each parameter and its initial value, or that of a training length."""
     affine: "Callable[[SSMaxScale], tuple[Number, Number | None]] | None" = None
     """s and b of a factor that is s log n + b (None: no b), which engines can express."""
     with_bias: str | None = None
@@ -48,17 +48,9 @@ class Rule:
         return self.factor(scale, num_keys)
 
 
-def _one(_: int) -> float:
-    return 1.0
-
-
-def _zero(_: int) -> float:
-    return 0.0
-
-
 RULES: dict[str, Rule] = {
     "softmax": Rule(affine=lambda m: (0.0, 1.0), starts_as_softmax=True),
-    "temperature": Rule(learned={"s": _one}, affine=lambda m: (0.0, m.s), starts_as_softmax=True),
+    "temperature": Rule(learned={"s": 1.0}, affine=lambda m: (0.0, m.s), starts_as_softmax=True),
     "ssmax": Rule(
         learned={"s": initial_s},
         affine=lambda m: (m.s, None),
@@ -67,7 +59,7 @@ RULES: dict[str, Rule] = {
     ),
     "ssmax_no_s": Rule(affine=lambda m: (1.0, None)),
     "ssmax_bias": Rule(
-        learned={"s": initial_s, "bias": _zero},
+        learned={"s": initial_s, "bias": 0.0},
         affine=lambda m: (m.s, m.bias),
         with_bias="ssmax_bias",
         needs_length=True,
@@ -80,7 +72,7 @@ RULES: dict[str, Rule] = {
     "mean_log": Rule(affine=lambda m: (0.0, 1.0 / initial_s(m.length)), needs_length=True),
     "probe": Rule(
         lambda m, n: ops.scale.probe_factor(n, m.s, m.bias, m.probe_table(n)),
-        {"s": _one, "bias": _zero},
+        {"s": 1.0, "bias": 0.0},
         needs_length=True,
         starts_as_softmax=True,
     ),
@@ -111,7 +103,7 @@ RULES: dict[str, Rule] = {
     # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
     "polylog": Rule(
         lambda m, n: ops.scale.polylog_factor(n, m.beta, m.gamma),
-        {"beta": _zero, "gamma": _one},
+        {"beta": 0.0, "gamma": 1.0},
         starts_as_softmax=True,
     ),
 }

@@ -64,7 +64,7 @@ model = onnxruntime.InferenceSession("FOLDER/model.onnx")
 ```
 
 Inputs: `input_ids` (batch, new), `attention_mask` (batch, cached + new; 0 for padding on the
-left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head width), with
+left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head_dim), with
 cached = 0 to begin with. Outputs: `logits`, and `present.LAYER.key` and `.value`, the past of the
 next call.""",
     "torch-export": """```python
@@ -74,7 +74,7 @@ model = torch.export.load("FOLDER/model.pt2").module()  # needs no ssmax
 logits, past = model(input_ids, attention_mask, past)
 ```
 
-`past` is a list of keys and values of every layer in turn, (batch, key heads, cached, head width),
+`past` is a list of keys and values of every layer in turn, (batch, key heads, cached, head_dim),
 cached = 0 to begin with; `attention_mask` (batch, cached + new) is 0 for padding on the left.""",
 }
 

@@ -10,7 +10,7 @@ The part before the bracket goes into the rows of W_q that make the head. In the
 shared with W_k, so that no weight, query, key or factor leaves the range of float16.
 """
 
-# L layers, H query heads, D head width, C model width
+# L layers, H query heads, D head_dim, C model width
 
 import dataclasses
 from typing import Any

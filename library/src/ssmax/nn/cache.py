@@ -1,6 +1,6 @@
 """Keys and values of the tokens so far, for every layer of a model."""
 
-# B batch, G key heads, T new tokens, S keys so far, D head width
+# B batch, G key heads, T new tokens, S keys so far, D head_dim
 
 import torch
 from torch import Tensor

@@ -2,7 +2,7 @@
 n**(s z) is evaluated in float64. Slow on purpose; there is nothing here to get wrong.
 """
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 from typing import Any
 

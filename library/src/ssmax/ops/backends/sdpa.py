@@ -1,6 +1,6 @@
 """scaled_dot_product_attention: every kernel of PyTorch's own, with a mask only where needed."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import itertools
 import warnings

@@ -1,6 +1,6 @@
 """FlashAttention's variable-length form: bottom-right causality, windows and documents, no mask."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import functools
 import inspect

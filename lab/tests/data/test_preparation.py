@@ -19,8 +19,7 @@ from ssmax.errors import UsageError
 from ssmax_lab.data import preparation as module
 from ssmax_lab.data.documents import Document, Part, SourceStoppedError
 from ssmax_lab.data.preparation import prepare, text_to_measure
-from ssmax_lab.data.shards import ShardSet, read_header
-from ssmax_lab.data.tasks import Task
+from ssmax_lab.data.shards import ShardSet, Task, read_header
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.data.workers import run_all
 

@@ -10,8 +10,7 @@ import pytest
 from ssmax_lab import cli
 from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.data.shards import ShardSet
-from ssmax_lab.data.tasks import VALIDATION
+from ssmax_lab.data.shards import VALIDATION, ShardSet
 from ssmax_lab.records import PositionLoss, config_hash, read_jsonl
 from ssmax_lab.report.reach import breaks_at, carries_to
 from ssmax_lab.tiny import NAMES, RUNS, run_folder

@@ -7,7 +7,6 @@ import typer
 
 import ssmax_lab
 from ssmax.cli.options import Device, Json, Out, show_version
-from ssmax.errors import UsageError
 from ssmax_lab.cli.evaluate_verbs import evaluate_app
 from ssmax_lab.cli.options import A_RUN, TOKENIZERS, OpenPage, Theta
 from ssmax_lab.tiny import run_folder
@@ -72,10 +71,10 @@ def data_prepare(
     ] = 0.005,
     text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
 ) -> None:
-    """Turn text into shards of tokens. Stopped, the same command goes on."""
-    from ssmax_lab.cli.prepare import prepare_shown
+    """Turn text into shards of tokens. Stopped, the same command resumes."""
+    from ssmax_lab.cli.prepare import prepare_command
 
-    prepare_shown(
+    prepare_command(
         source,
         out,
         tokenizer=tokenizer,
@@ -92,20 +91,13 @@ def data_verify(
     ],
 ) -> None:
     """Compare every shard with its checksum."""
-    from ssmax_lab.data.preparation import PREPARATION, sides_of
-    from ssmax_lab.data.shards import ShardSet
-    from ssmax_lab.data.tasks import TRAIN, VALIDATION
+    from ssmax_lab.data.shards import verify_prepared
 
-    sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
-    if missing := [str(folder / side) for side in sides_of(folder) if side not in sides]:
-        raise UsageError(
-            f"{' and '.join(missing)} should be there by the {PREPARATION} and the records beside "
-            "it; bring it back, or run the same ssmax-lab data prepare again"
+    for shards in verify_prepared(folder):
+        print(
+            f"{shards.folder}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, "
+            "checksums match"
         )
-    for side in [folder / side for side in sides] or [folder]:
-        shards = ShardSet.open(side)
-        shards.verify()
-        print(f"{side}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, whole")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Preparation as a person sees it."""
+"""ssmax-lab data prepare, and the text that a command takes where it is given none."""
 
 import os
 import sys
@@ -6,9 +6,8 @@ from pathlib import Path
 
 from ssmax._progress import ProgressLine
 from ssmax.errors import UsageError
-from ssmax_lab.data.preparation import Prepared, Progress, prepare
-from ssmax_lab.data.shards import INDEX
-from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.preparation import RECORDS, prepare
+from ssmax_lab.data.shards import INDEX, TRAIN, VALIDATION
 from ssmax_lab.tiny import is_shipped
 from ssmax_lab.train import read_run_config
 from ssmax_lab.train.recipes import DEFAULT_TEXT
@@ -17,7 +16,7 @@ MEASURED = 0.1
 """The share of the embedded text that models are measured with."""
 
 
-def prepare_shown(
+def prepare_command(
     source: str,
     out: Path,
     *,
@@ -25,54 +24,50 @@ def prepare_shown(
     workers: int | None = None,
     validation_fraction: float = 0.005,
     text_field: str = "text",
-) -> Prepared:
-    """Prepare with a line that tells how far it is, and what came of it."""
+) -> None:
+    """Prepare, show how far it is, and print what came of it."""
     line = ProgressLine()
     try:
-        done = prepare(
+        sides = prepare(
             source,
             out,
             tokenizer=tokenizer,
             workers=workers,
             validation_fraction=validation_fraction,
             text_field=text_field,
-            on_progress=lambda progress: line.show(_words(progress)),
+            on_progress=lambda done, total: line.show(f"part {done:,}/{total:,}"),
         )
     except KeyboardInterrupt:
         line.close()
         # Said here: typer makes an exit code of it and is silent.
         print(
-            f"ssmax: stopped; what is finished stays in {out}, and the same command goes on "
-            "from there",
+            f"ssmax: stopped; what is finished stays in {out}, and the same command resumes",
             file=sys.stderr,
         )
         raise
     line.close()
-    print(
-        f"{out}: {done.num_tokens:,} tokens of {done.num_documents:,} documents to train on, "
-        f"{done.validation_tokens:,} of {done.validation_documents:,} for validation"
-    )
-    if validation_fraction and not done.validation_documents:
+    for side, shards in sides.items():
+        print(f"{out / side}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents")
+    if validation_fraction and VALIDATION not in sides:
         print("no text was held out: the one that would be is more than half of all")
-    for reason, count in done.reasons.items():
+    skipped = sides[TRAIN].details["skipped"]
+    for reason, count in skipped.items():
         print(f"skipped {count:,}: {reason}")
-    if done.skipped:
-        print(f"each by name in {out / 'skipped.jsonl'}")
-    return done
+    if skipped:
+        print(f"each by name in {out / RECORDS}")
 
 
 def text_of_shipped(run: Path, *, is_shown: bool = True) -> Path | None:
-    """The text of a run that comes with the package, prepared where missing; others have theirs."""
+    """Prepare the text of a run that comes with the package; other runs have their own."""
     if not is_shipped(run):
         return None
     return default_data(read_run_config(run).run.recipe, is_shown=is_shown)
 
 
 def default_data(recipe: str, *, is_shown: bool = True) -> Path:
-    """The tokens that a recipe takes when it is given none, prepared where they are missing."""
+    """Prepare the tokens that a recipe takes when it is given none, where they are missing."""
     source, tokenizer = DEFAULT_TEXT[recipe]
-    name = source.rsplit("/", 1)[-1].lower()
-    folder = Path("data") / f"{name}-{tokenizer}"
+    folder = Path("data") / f"{source.rsplit('/', 1)[-1].lower()}-{tokenizer}"
     if (folder / TRAIN / INDEX).is_file():
         return folder
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -82,14 +77,14 @@ def default_data(recipe: str, *, is_shown: bool = True) -> Path:
         )
     if is_shown:
         print(f"no --data given: preparing {source!r} in {folder}, once")
-        prepare_shown(source, folder, tokenizer=tokenizer)
+        prepare_command(source, folder, tokenizer=tokenizer)
     else:
         prepare(source, folder, tokenizer=tokenizer)
     return folder
 
 
 def default_text(tokenizer: str, *, is_shown: bool) -> Path:
-    """The embedded text in the tokens of a tokenizer, to measure with; prepared where missing."""
+    """Prepare the embedded text in the tokens of a tokenizer, to measure with, where missing."""
     from ssmax_lab.data.tokenizer import load_tokenizer
 
     folder = Path("data") / f"embedded-{load_tokenizer(tokenizer).vocabulary.hash[:12]}"
@@ -98,12 +93,3 @@ def default_text(tokenizer: str, *, is_shown: bool) -> Path:
             print(f"no --data given: preparing the embedded text in {folder}, once")
         prepare("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
     return folder
-
-
-def _words(progress: Progress) -> str:
-    share = progress.done_bytes / max(progress.total_bytes, 1)
-    return (
-        f"{progress.done_tasks:,}/{progress.total_tasks:,} parts ({share:.0%} of the bytes)  "
-        f"{progress.num_tokens:,} tokens  {progress.num_documents:,} documents  "
-        f"{progress.skipped:,} skipped"
-    )

@@ -36,7 +36,7 @@ def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: line.show(f"part {at.done_tasks:,}/{at.total_tasks:,}"),
+        on_progress=lambda done, total: line.show(f"part {done:,}/{total:,}"),
     )
 
 

@@ -13,8 +13,7 @@ from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
 from ssmax_lab.data.preparation import text_to_measure
-from ssmax_lab.data.shards import ShardSet
-from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.shards import TRAIN, ShardSet
 from ssmax_lab.data.workers import cores
 from ssmax_lab.records import Comparison, Provenance, to_json_line
 from ssmax_lab.report.draw import draw

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.shards import ShardSet, Vocabulary
-from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
 from ssmax_lab.train.config import TrainConfig
 
 

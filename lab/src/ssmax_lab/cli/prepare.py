@@ -41,7 +41,7 @@ def prepare_command(
         line.close()
         # Said here: typer makes an exit code of it and is silent.
         print(
-            f"ssmax: stopped; what is finished stays in {out}, and the same command resumes",
+            f"ssmax-lab: stopped; what is finished stays in {out}, and the same command resumes",
             file=sys.stderr,
         )
         raise

@@ -20,7 +20,7 @@ import numpy as np
 
 from ssmax._files import locked, make_folder, write_whole
 from ssmax.errors import MachineError, UsageError
-from ssmax_lab.data.documents import Document, Part, Skipped, SourceStoppedError, TokenDocument
+from ssmax_lab.data.documents import Document, Part, Skipped, TokenDocument
 from ssmax_lab.data.shards import (
     INDEX,
     SUFFIX,
@@ -95,9 +95,9 @@ def prepare(
     interruptions. A script that calls it with several workers does so under
     `if __name__ == "__main__":`.
     """
-    # A path is the same with whatever slashes and dots it is typed.
-    prefix = TOKENS if str(source).startswith(TOKENS) else ""
-    source, out = prefix + str(Path(str(source).removeprefix(prefix))), Path(out)
+    source, out = str(source), Path(out)
+    prefix = TOKENS if source.startswith(TOKENS) else ""
+    path = Path(source.removeprefix(prefix))
     workers = cores() if workers is None else workers
     if workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}")
@@ -105,14 +105,15 @@ def prepare(
         raise UsageError(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
         )
-    _check_apart(Path(source.removeprefix(prefix)), out)
+    _check_apart(path, out)
     loaded = load_tokenizer(tokenizer)
     if prefix:
         parts = open_tokens(source, loaded.vocabulary)
     else:
         parts = open_source(source, text_field=text_field)
     settings = {
-        "source": source,
+        # A path is the same with whatever slashes and dots it is typed.
+        "source": f"{prefix}{path}",
         "tokenizer": f"{loaded.vocabulary.name} {loaded.vocabulary.hash}",
         "validation_fraction": validation_fraction,
         "text_field": text_field,
@@ -148,7 +149,7 @@ def prepare(
             # Where a side would be empty, once more for the one document that changes sides.
             run([task for task in tasks if _is_misplaced(records[task.name], below)], below)
             _finish(out, loaded, [records[task.name] for task in tasks], details)
-    except SourceStoppedError:
+    except MachineError:
         raise
     except OSError as error:
         # What a source cannot read is skipped or refused there: whatever fails here is writing.

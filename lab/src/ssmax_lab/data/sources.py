@@ -128,10 +128,11 @@ def _read_file(
         return
     try:
         yield from reader(name, path, field)
-    except BROKEN as error:
+    except OSError as error:
         # The errors of an archive have no number; those of the system do.
-        is_system = isinstance(error, OSError) and error.errno is not None
-        yield Skipped(name, f"cannot be read: {error.strerror}" if is_system else "broken file")
+        yield Skipped(name, f"cannot be read: {error.strerror}" if error.errno else "broken file")
+    except BROKEN:
+        yield Skipped(name, "broken file")
 
 
 def _hub_parts(source: str, field: str) -> list[Part]:

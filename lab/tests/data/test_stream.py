@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from ssmax.errors import UsageError
 from ssmax_lab.data.shards import ShardSet, Vocabulary, write_index, write_shard
 from ssmax_lab.data.stream import Prefetch, TokenStream
 
@@ -77,11 +78,6 @@ def test_the_order_looks_random(size):
     assert fixed_points < 10
 
 
-def test_the_next_epoch_does_not_follow_from_this_one():
-    first, second = order(2000, epoch=0), order(2000, epoch=1)
-    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / 2000**0.5
-
-
 def test_the_order_is_the_same_on_every_machine():
     stream = TokenStream(Stand(1001), length=1, seed=1)
     assert [stream.window_of(sample) for sample in (0, 1, 999, 1000, 10**15)] == [
@@ -102,15 +98,6 @@ def test_a_far_sample_is_as_near_as_the_first():
             assert 0 <= stream.window_of(sample + offset) < stream.num_windows
         took[sample] = time.perf_counter() - start
     assert max(took.values()) < 1.0
-
-
-def test_one_sample_is_what_the_batch_says(numbers):
-    stream = TokenStream(numbers, length=13, seed=3)
-    inputs, _ = stream.batch(70, 20)
-    windows = [stream.window_of(sample) for sample in range(70, 90)]
-    assert stream.num_windows == 76
-    for row, window in zip(inputs.tolist(), windows, strict=True):
-        assert row == numbers.slice(window * 13, window * 13 + 13).tolist()
 
 
 def test_windows_cross_the_borders_of_shards(numbers):
@@ -174,12 +161,8 @@ def test_a_batch_may_span_many_epochs(numbers):
     ],
 )
 def test_what_cannot_be_streamed_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         call()
-
-
-def test_one_window_fits_in_one_token_more_than_its_length():
-    assert TokenStream(Stand(11), length=10, seed=0).window_of(12) == 0
 
 
 def test_prefetched_steps_come_in_order_from_the_start():
@@ -201,19 +184,6 @@ def test_prefetch_is_never_more_than_two_ahead():
         for used in range(20):
             assert len(made) <= used + 2
             assert next(prefetch) == used
-
-
-def test_prefetch_makes_the_next_while_this_one_is_used():
-    second_began = threading.Event()
-
-    def make(step):
-        if step == 1:
-            second_began.set()
-        return step
-
-    with Prefetch(make) as prefetch:
-        assert next(prefetch) == 0
-        assert second_began.wait(5)
 
 
 def test_an_error_of_the_thread_is_raised_at_its_step():

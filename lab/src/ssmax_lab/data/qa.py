@@ -43,14 +43,6 @@ class Example:
     answer_start: int
     """The loss is that of tokens[answer_start:]."""
 
-    def __post_init__(self) -> None:
-        """Refuse an example without a prompt or without an answer."""
-        if not 0 < self.answer_start < self.tokens.size:
-            raise UsageError(
-                f"answer_start must leave a prompt and an answer of {self.tokens.size} tokens, "
-                f"got {self.answer_start}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packed:

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -31,10 +31,8 @@ _GPT2_HASH = "8c804d3efe38557690b753b370eb0b654b52ba784b0d6d3cd3e9ba730b0dacef"
 # GPT-2's own pattern, spelled so that a regular expression engine need not go back.
 _GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
-_BLOCK = 1024
-# A letter or digit before anything else, or anything before a space: GPT-2's pattern ends a piece
-# there, whatever stands around it.
-_BREAK = re.compile(r"[^\W_][\W_]|\S\s")
+# A megabyte of white space overflows the stack of tiktoken's regular expressions.
+_LONG_SPACE = re.compile(r"(\s{4096})")
 
 
 class Tokenizer(abc.ABC):
@@ -124,9 +122,8 @@ class _GPT2Tokenizer(_SpelledTokenizer):
         )
 
     def encode(self, text: str) -> list[int]:
-        return [
-            token for piece in _bounded(text) for token in self._encoding.encode_ordinary(piece)
-        ]
+        pieces = _LONG_SPACE.split(text)
+        return [token for piece in pieces for token in self._encoding.encode_ordinary(piece)]
 
 
 class _GPT2DigitsTokenizer(_GPT2Tokenizer):
@@ -201,21 +198,3 @@ class _JsonTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-
-def _bounded(text: str) -> Iterator[str]:
-    """Cut a text only around blocks that tiktoken would have to take as one word.
-
-    A megabyte of spaces overflows the stack of its regular expressions (tiktoken 0.14).
-    """
-    start = 0
-    for block in range(0, len(text) - _BLOCK + 1, _BLOCK):
-        end = block + _BLOCK
-        if _BREAK.search(text, block, end):
-            continue
-        if start < block:
-            yield text[start:block]
-        yield text[block:end]
-        start = end
-    if start < len(text):
-        yield text[start:]

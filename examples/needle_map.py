@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-import ssmax.hf
 from hugging_face import load, run, text_tokens, tokenizer_of, write_model
 from ssmax_lab.eval import measure_retrieval
 from ssmax_lab.eval.retrieval import accuracy
+from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.figures import figure6
 from ssmax_lab.report.style import as_svg
@@ -57,7 +57,7 @@ def main() -> None:
     for name, source in zip(names_of(models), models, strict=True):
         model, tokenizer = load(source), tokenizer_of(source)
         found[name] = measure_retrieval(
-            ssmax.hf.HFCausalLM(model),
+            HFCausalLM(model),
             tokenizer,
             text_tokens(tokenizer.encode, "validation", 100_000),
             run=name,

@@ -18,6 +18,7 @@ import numpy as np
 import ssmax.hf
 from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
 from ssmax_lab.eval import measure_position_loss
+from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.figures import figure5
 from ssmax_lab.report.style import as_svg
@@ -39,9 +40,7 @@ def main() -> None:
 
     def measured(name: str):
         here = Provenance.here(config=vars(asked), device="cpu", seed=0)
-        return measure_position_loss(
-            ssmax.hf.HFCausalLM(model), rows, run=name, provenance=here, batch=8
-        )
+        return measure_position_loss(HFCausalLM(model), rows, run=name, provenance=here, batch=8)
 
     if not is_converted(model):
         ssmax.hf.convert(model, init="clamp", train_length=asked.train_length)

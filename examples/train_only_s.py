@@ -16,12 +16,13 @@ import torch
 
 import ssmax.hf
 from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
+from ssmax_lab.model.hf_causal_lm import HFCausalLM
 
 
 def loss_of(model, rows) -> float:
     """The mean of all rows; a row longer than the model's positions is refused."""
-    subject = ssmax.hf.HFCausalLM(model)
-    return torch.cat([subject.losses(row[None]) for row in rows]).mean().item()
+    measured = HFCausalLM(model)
+    return torch.cat([measured.losses(row[None]) for row in rows]).mean().item()
 
 
 def main() -> None:

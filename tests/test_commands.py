@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from importlib import resources
@@ -20,26 +19,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
 import torch
 import transformers
 import typer.main
 
+import ssmax.cli
+import ssmax.cli.app
+import ssmax_lab.cli
+import ssmax_lab.cli.app
 from hugging_face import write_model
-from ssmax.cli import app
 from ssmax_lab.cli.prepare import default_data
 from ssmax_lab.data import embedded
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder
 
 ROOT = Path(__file__).parent.parent
+CLI = {"ssmax": ssmax.cli, "ssmax-lab": ssmax_lab.cli}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 LEFT_OUT = {
     ". .venv/bin/activate": "changes the shell it is typed in",
     "pip install": "needs a network; make release-check installs what is released",
-    "python tests/hf/families.py": "minutes; tests/hf/test_families.py looks at every family",
+    "python library/tests/hf/families.py": "minutes; test_families.py looks at every family",
     "srun": "needs SLURM",
     "vllm serve": "needs vLLM, which the page says the tests do not run",
 }
@@ -73,7 +75,6 @@ SHORTER = {
     # What is computed needs no training, and the records are packed all the same.
     "ssmax-lab reproduce --only figure1 ": "--no-open",
     "ssmax-lab reproduce --preset gpu --data": "--only figure1 --no-open",
-    "ssmax serve": "--port 0 --device cpu",
     "torchrun": SMALL,
 }
 """What is added to a command that begins so, so that it takes seconds; the longest fits best."""
@@ -100,7 +101,7 @@ def commands(page: Path) -> list[str]:
 def is_command(words: list[str]) -> bool:
     """A program, a verb and what it is to work on; `ssmax-lab data prepare` is but a name."""
     program, *rest = words
-    if program == "ssmax":
+    if program in CLI:
         rest = parsed(words)[2]
     programs = {*GIVEN, *(begin.split()[0] for begin in LEFT_OUT)}
     given = [word for word in rest if not word.startswith("-")]
@@ -108,8 +109,8 @@ def is_command(words: list[str]) -> bool:
 
 
 def parsed(words: list[str]):
-    """The verb of `ssmax ...`, what click knows of it, and what stands behind it."""
-    command, rest = typer.main.get_command(app.app), words[1:]
+    """The verb of `ssmax ...` or `ssmax-lab ...`, its click command, and what stands behind it."""
+    command, rest = typer.main.get_command(CLI[words[0]].app.app), words[1:]
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
     verb = " ".join(words[1 : len(words) - len(rest)])
@@ -242,7 +243,7 @@ LEAVES = {
     "evaluate needle": "{results}/needle.jsonl",
     "evaluate needle-score": "{results}/needle_score.jsonl",
     "evaluate position-loss": "{results}/position_loss.jsonl",
-    "export": "{out}/README.md",
+    "export": "{out}/*",
     "finetune": "runs/*/model/*",
     "gather": "{folder}/pieces/*",
     "python examples/train_only_s.py": "adapter/*",
@@ -274,10 +275,18 @@ def give(command: str) -> None:
 
 def understood(words: list[str]) -> tuple[str, dict[str, Any]]:
     """The verb and what it is told, of `ssmax ...` and of what starts it; else the script."""
-    if "ssmax" not in words:
+    # torchrun starts a module, whose name is the program's but for the dash.
+    program = next((number for number, word in enumerate(words) if program_of(word)), None)
+    if program is None:
         return " ".join(words[:2]), {}
-    verb, command, rest = parsed(words[words.index("ssmax") :])
-    return verb, command.make_context("ssmax", rest).params
+    name = program_of(words[program])
+    verb, command, rest = parsed([name, *words[program + 1 :]])
+    return verb, command.make_context(name, rest).params
+
+
+def program_of(word: str) -> str | None:
+    name = word.replace("_", "-")
+    return name if name in CLI else None
 
 
 def files() -> dict[str, int]:
@@ -285,10 +294,8 @@ def files() -> dict[str, int]:
 
 
 def in_process(words: list[str], extra: dict[str, str]) -> str:
-    if words[1] == "serve":
-        return served(words, extra)
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        assert app.run(words[1:]) == 0, words
+        assert CLI[words[0]].run(words[1:]) == 0, words
     return said.getvalue()
 
 
@@ -321,33 +328,12 @@ def planned(words: list[str], extra: dict[str, str]) -> str:
     return alone(["make", "--dry-run", "-C", str(ROOT), *words[1:]], extra)
 
 
-def served(words: list[str], extra: dict[str, str]) -> str:
-    """Ask once, with the key and without it; then end it."""
-    key = extra.get("SSMAX_API_KEY")
-    with subprocess.Popen(
-        [sys.executable, "-m", *words], env=os.environ | extra, stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            said = server.stdout.readline()
-            name, address = said.split(": ")
-            with openai.OpenAI(base_url=address.strip(), api_key=key or "none") as client:
-                answer = client.completions.create(model=name, prompt="import ", max_tokens=4)
-                assert answer.usage.completion_tokens <= 4
-                if key is not None:
-                    with pytest.raises(openai.AuthenticationError):
-                        client.with_options(api_key="another").models.list()
-            server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == -signal.SIGTERM
-        finally:
-            server.kill()
-    return said
-
-
 GIVEN = {
     "lm_eval": harness,
     "make": planned,
     "python": lambda words, extra: alone([sys.executable, *words[1:]], extra),
     "ssmax": in_process,
+    "ssmax-lab": in_process,
     "torchrun": ranks,
 }
 """How a program is started here."""

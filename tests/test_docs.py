@@ -17,11 +17,13 @@ import pictures
 import speed_page
 import ssmax
 from ssmax.cli.app import app
+from ssmax_lab.cli.app import app as lab_app
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.train import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted((ROOT / "src").rglob("*.py"))
+PACKAGES = (ROOT / "library" / "src" / "ssmax", ROOT / "lab" / "src" / "ssmax_lab")
+SOURCES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 
 
 class Links(html.parser.HTMLParser):
@@ -99,11 +101,12 @@ def test_a_picture_is_what_is_computed(name):
 def test_every_public_name_is_in_the_reference():
     text = (ROOT / "docs" / "api.md").read_text()
     listed = {line.rsplit(".", 1)[1] for line in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
-    for room in ("", ".nn", ".lm", ".hf", ".data", ".train", ".eval", ".serve", ".testing"):
-        module = importlib.import_module(f"ssmax{room}")
-        rooms = {name for name, home in ssmax._HOME_OF.items() if not home}
-        missing = set(module.__all__) - listed - rooms
-        assert not missing, f"ssmax{room}: {missing}"
+    rooms = {name for name, home in ssmax._HOME_OF.items() if not home}
+    library = [f"ssmax{room}" for room in ("", ".nn", ".hf", ".export", ".testing")]
+    lab = [f"ssmax_lab.{room}" for room in ("model", "data", "train", "eval")]
+    for name in (*library, *lab):
+        missing = set(importlib.import_module(name).__all__) - listed - rooms
+        assert not missing, f"{name}: {missing}"
 
 
 def spoken() -> str:
@@ -132,11 +135,15 @@ def test_every_message_leads_to_a_line_of_the_troubleshooting_page():
     text = (ROOT / "docs" / "troubleshooting.md").read_text().split("## By place")[1]
     for path in SOURCES:
         raises = any(isinstance(node, ast.Raise) for node in ast.walk(ast.parse(path.read_text())))
-        room = path.relative_to(ROOT / "src" / "ssmax").parts[0].removesuffix(".py")
+        (package,) = (package for package in PACKAGES if package in path.parents)
+        room = path.relative_to(package).parts[0].removesuffix(".py")
         # What all rooms share passes on the words of others, or is quoted.
         if raises and not room.startswith("_"):
-            assert f"`ssmax.{room}`" in text, path
-    for verb in typer.main.get_command(app).commands:
+            assert f"`{package.name}.{room}`" in text, path
+    for verb in {
+        **typer.main.get_command(app).commands,
+        **typer.main.get_command(lab_app).commands,
+    }:
         assert f"`{verb}`" in text, verb
 
 

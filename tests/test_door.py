@@ -239,10 +239,10 @@ BAD = {
     "floor_length 0": (lambda: nn.SSMaxScale(4, "llama4", floor_length=0), "floor_length must be at least 1"),
     "a single n": (lambda: nn.SSMaxScale(4, "softmax")(torch.tensor(3)), "num_keys must be"),
     "odd width of a rotary": (lambda: nn.RotaryEmbedding(7), "even and at least 0, got 7"),
-    "width that does not divide": (lambda: nn.SelfAttention(30, 4, rule="softmax"), "width must be a multiple of num_heads, got 30 and 4"),
+    "width that does not divide": (lambda: nn.SelfAttention(30, 4, rule="softmax"), "hidden_size must be a multiple of num_heads, got 30 and 4"),
     "key heads that do not divide": (lambda: nn.SelfAttention(32, 4, num_kv_heads=3, rule="softmax"), "multiple of key heads, got 4 and 3"),
-    "rotary wider than the head": (lambda: nn.SelfAttention(32, 4, rotary_dim=16, rule="softmax"), "rotary_dim must be at most the head width, 8"),
-    "x of rank 2": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 32)), r"x must be \(batch, tokens, width\)"),
+    "rotary wider than the head": (lambda: nn.SelfAttention(32, 4, rotary_dim=16, rule="softmax"), "rotary_dim must be at most head_dim, 8"),
+    "x of rank 2": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 32)), r"x must be \(batch, tokens, hidden size\)"),
     "a layer with an unknown backend": (lambda: nn.SelfAttention(32, 4, rule="softmax", backend="nope"), "backend must be one of"),
     "a layer with dropout 1.5": (lambda: nn.SelfAttention(32, 4, rule="softmax", dropout_p=1.5), "dropout_p must be"),
     "a layer with window -3": (lambda: nn.SelfAttention(32, 4, rule="softmax", window=-3), "window must be at least 1"),
@@ -314,7 +314,7 @@ def test_every_setting_of_a_run_is_in_the_reference_and_says_what_it_is():
 
 
 def test_rooms_that_the_api_lists_are_there():
-    import_of = "import ssmax; ssmax_lab.tiny.run_folder; ssmax_lab.model.loss; ssmax.ops.decode"
+    import_of = "import ssmax, ssmax_lab.tiny; ssmax_lab.tiny.run_folder; ssmax.ops.decode"
     subprocess.run([sys.executable, "-c", import_of], check=True)
     with pytest.raises(AttributeError, match="no attribute 'los'"):
         ssmax.ops.los  # noqa: B018 (the access is the test)

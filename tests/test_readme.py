@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssmax.cli import app
+from ssmax_lab import cli
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,14 +47,14 @@ def test_links_lead_somewhere():
 
 
 FIGURES = re.findall(
-    r"^\| .+ \| `ssmax (reproduce .+)` \| (\d+) \|$", (ROOT / "README.md").read_text(), re.M
+    r"^\| .+ \| `ssmax-lab (reproduce .+)` \| (\d+) \|$", (ROOT / "README.md").read_text(), re.M
 )
 
 
 @pytest.mark.parametrize(("typed", "minutes"), FIGURES)
 def test_a_figure_takes_as_long_as_its_plan_says(typed, minutes, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert app.run([*typed.split(), "--dry-run"]) == 0
+    assert cli.run([*typed.split(), "--dry-run"]) == 0
     planned = re.search(r"about (\d+):(\d+) for", capsys.readouterr().out)
     assert math.ceil(int(planned[1]) + int(planned[2]) / 60) == int(minutes)
 

@@ -12,11 +12,11 @@ ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "licences.md"
 HEAD = """# Licences
 
-`ssmax` is under the Apache License 2.0. It copies no code of others; what it needs is installed
-beside it. Here is what each extra names, with the licence that the package itself states
-(`make licences`). Only torch is needed by all.
+`ssmax` and `ssmax-lab` are under the Apache License 2.0. They copy no code of others; what they
+need is installed beside them. Here is what each requires, with the licence that the package itself
+states (`make licences`).
 
-| extra | package | licence |
+| required by | package | licence |
 |---|---|---|
 """
 
@@ -36,15 +36,20 @@ def licence(package: str) -> str:
 
 
 def table() -> str:
-    """One row for every dependency that pyproject.toml names."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    """One row for every package that a pyproject.toml names."""
+    groups: dict[str, list[str]] = {}
+    for folder in ("library", "lab"):
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        groups[project["name"]] = project["dependencies"]
+        for extra, requirements in project["optional-dependencies"].items():
+            groups[f"{project['name']}[{extra}]"] = requirements
+    groups |= tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     rows = []
-    for extra, requirements in groups.items():
+    for owner, requirements in groups.items():
         for requirement in requirements:
             name = re.match(r"[\w-]+", requirement)[0]
             if name != "ssmax":
-                rows.append(f"| {extra or 'always'} | {name} | {licence(name)} |")
+                rows.append(f"| {owner} | {name} | {licence(name)} |")
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -55,7 +55,9 @@ def main() -> None:
     for name in NAMES:
         run = folder / "runs" / name
         if not (run / "model").is_dir():
-            subprocess.run([sys.executable, "-m", "ssmax", *command(name)], cwd=folder, check=True)
+            subprocess.run(
+                [sys.executable, "-m", "ssmax_lab", *command(name)], cwd=folder, check=True
+            )
         keep(run, RUNS / name)
         weights = (RUNS / name / "model" / "model.safetensors").read_bytes()
         made[name] = {

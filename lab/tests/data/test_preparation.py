@@ -253,8 +253,7 @@ def test_an_unfinished_preparation_of_another_source_is_in_nobodys_way(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run(first, tmp_path / "out", on_progress=stop_after(-2))
     run(second, tmp_path / "out")
-    for side in ("train", "validation"):
-        assert contents(tmp_path / "out" / side) == contents(tmp_path / "alone" / side)
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
 def test_another_preparation_is_refused_with_what_differs(tmp_path):

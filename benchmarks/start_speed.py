@@ -67,7 +67,7 @@ def main() -> None:
                 "b",
             ]
             command += ["--data", str(arguments.tokens), "--runs", folder, "--name", run]
-            for change in ("run.steps=2", "run.journal_every=1", "schedule.warmup_steps=1"):
+            for change in ("run.steps=2", "run.metrics_every=1", "schedule.warmup_steps=1"):
                 command += ["--set", change]
             times[name] = seconds_to_first_step(
                 command, Path(folder) / run / "metrics.jsonl", environment

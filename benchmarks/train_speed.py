@@ -7,7 +7,7 @@
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
 torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Beside it
 Transformers' Llama of the same shape, as it is and compiled, in the same loop. Ours is the code
-that `ssmax-lab pretrain` runs, with softmax and with SSMax, recorded as a CUDA graph, with a
+that `ssmax-lab pretrain` runs, with softmax and with SSMax, with a
 residual stream as wide as the plain loop's, with fewer activations kept, and as `ssmax-lab
 finetune` calls it, on packed questions. First all models are given the same weights and must
 have the same loss and gradient; then each trains in a process of its own, turn after turn, on
@@ -39,29 +39,22 @@ from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.model.llama import to_llama_weights
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from ssmax_lab.train.config import OptimConfig, RunConfig
-from ssmax_lab.train.loop import gradients_of
-from ssmax_lab.train.optimizer import make_optimizer
-from ssmax_lab.train.parallel import Loss, build, clip_gradients
-from ssmax_lab.train.samples import Batch, Samples
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.dist import clip_gradients, single_process
+from ssmax_lab.train.loop import accumulate_gradients
+from ssmax_lab.train.task import Batch, LMTask, Loss, Samples
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
 LLAMA, LLAMA_COMPILED = "Transformers, softmax", "Transformers, softmax, compiled"
-RECORDED, PACKED = "ours, ssmax, recorded", "ours, ssmax, packed questions"
-SOFTMAX_RECORDED, LEAN_RECORDED = "ours, softmax, recorded", "ours, ssmax, recorded, less memory"
-RULES = dict.fromkeys(
-    (PLAIN, LLAMA, LLAMA_COMPILED, SOFTMAX, SOFTMAX_RECORDED), "softmax"
-) | dict.fromkeys((SSMAX, RECORDED, WIDE, LEAN, LEAN_RECORDED, PACKED), "ssmax")
+PACKED = "ours, ssmax, packed questions"
+RULES = dict.fromkeys((PLAIN, LLAMA, LLAMA_COMPILED, SOFTMAX), "softmax")
+RULES |= dict.fromkeys((SSMAX, WIDE, LEAN, PACKED), "ssmax")
 CHANGES = {
-    RECORDED: {"record": True},
-    SOFTMAX_RECORDED: {"record": True},
     WIDE: {"residual": "float32"},
     LEAN: {"activation_memory_budget": 0.85},
-    LEAN_RECORDED: {"activation_memory_budget": 0.85, "record": True},
 }
-PAIRS = [(SOFTMAX, SSMAX), (SOFTMAX_RECORDED, RECORDED)]
+PAIRS = [(SOFTMAX, SSMAX)]
 SEED = 0
 
 
@@ -223,7 +216,7 @@ def trainer_of(
     torch.manual_seed(SEED)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     on_gpu = device.type == "cuda"
-    world = alone(device)
+    ranks, task = single_process(device), LMTask()
     precision = "bfloat16" if on_gpu else "float32"
     run = RunConfig(precision=precision, compile=on_gpu, **CHANGES.get(name, {}))
     if name in (PLAIN, LLAMA, LLAMA_COMPILED):
@@ -233,9 +226,8 @@ def trainer_of(
         loss: nn.Module = torch.compile(model) if on_gpu and name != LLAMA else model
     else:
         model = LM(config)
-        loss = build(model, run, world)
-    gradients = gradients_of(loss, run, world)
-    optimizer = make_optimizer(model, OptimConfig(), device)
+        loss = task.parallelize(model, run, ranks)
+    optimizer = task.optimizer(model, OptimConfig(), device)
     samples: Samples = (RandomQuestions if name == PACKED else RandomTokens)(config)
 
     def batches(step: int) -> list[Batch]:
@@ -245,7 +237,7 @@ def trainer_of(
     def some_steps(count: int) -> tuple[float, float]:
         start = time.perf_counter()
         for _ in range(count):
-            value = gradients(next(prefetched))
+            value = accumulate_gradients(loss, next(prefetched), ranks, precision)
             clip_gradients(model, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -262,8 +254,7 @@ def train_some(
     """Milliseconds a step (median), peak memory, last loss."""
     with trainer_of(name, config, batch) as some_steps:
         some_steps(warmup)
-        # A graph allocates while it is recorded, not when it runs.
-        if torch.cuda.is_available() and not CHANGES.get(name, {}).get("record"):
+        if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         turns = [some_steps(5) for _ in range(steps // 5)]
     peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0

@@ -29,7 +29,7 @@ import ssmax.cli.app
 import ssmax_lab.cli
 import ssmax_lab.cli.app
 from hugging_face import write_model
-from ssmax_lab.cli.prepare import default_data
+from ssmax_lab.cli.data import default_data
 from ssmax_lab.data import embedded
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder
@@ -61,7 +61,7 @@ SHORTER = {
     "python examples/train_only_s.py": "--steps 1",
     "ssmax-lab data prepare": "--workers 1",
     "ssmax-lab evaluate all": "--documents 1 --depths 1 --trials 1 --device cpu",
-    "ssmax-lab evaluate fading": "--length 300 --documents 1 --device cpu",
+    "ssmax-lab evaluate sharpness": "--length 300 --documents 1 --device cpu",
     "ssmax-lab evaluate needle": "--depths 1 --trials 1 --device cpu",
     "ssmax-lab evaluate needle-score": "--trials 1 --device cpu",
     "ssmax-lab evaluate position-loss": "--documents 1 --device cpu",
@@ -102,7 +102,9 @@ def is_command(words: list[str]) -> bool:
     """A program, a verb and what it is to work on; `ssmax-lab data prepare` is but a name."""
     program, *rest = words
     if program in CLI:
-        rest = parsed(words)[2]
+        verb, _, rest = parsed(words)
+        # What is measured is a word of the verb, by whatever name typer knows it.
+        rest = rest[1:] if verb == "evaluate" else rest
     programs = {*GIVEN, *(begin.split()[0] for begin in LEFT_OUT)}
     given = [word for word in rest if not word.startswith("-")]
     return program in programs and bool(given) and not any(word.isupper() for word in rest)
@@ -195,18 +197,18 @@ def typed(command: str):
     return write
 
 
-def write_piece(path: Path, name: re.Match) -> None:
+def write_part(path: Path, name: re.Match) -> None:
     """Records of another machine."""
-    piece = f"{name[1]}-{name[2]}"
-    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --piece {piece}"
+    part = f"{name[1]}-{name[2]}"
+    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --part {part}"
     command = (
-        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {part}"
     )
     in_process(shortened(command), {})
 
 
 BROUGHT_ALONG = {
-    r"(\w+)-(\d)\.tar\.xz": write_piece,
+    r"(\w+)-(\d)\.tar\.xz": write_part,
     r"MODEL": lambda path, _: write_model("tiny-a", path),
     r"adapter": typed(
         "ssmax convert openai-community/gpt2 {path} --adapter --init paper --train-length 1024"
@@ -238,14 +240,10 @@ def furnish(words: list[str], left: set[Path | None]) -> None:
 LEAVES = {
     "convert": "{out}/*",
     "data prepare": "{out}/train/index.json",
-    "evaluate all": "{results}/*",
-    "evaluate fading": "{results}/fading.jsonl",
-    "evaluate needle": "{results}/needle.jsonl",
-    "evaluate needle-score": "{results}/needle_score.jsonl",
-    "evaluate position-loss": "{results}/position_loss.jsonl",
+    "evaluate": "{results}/*.jsonl",
     "export": "{out}/*",
     "finetune": "runs/*/model/*",
-    "gather": "{folder}/pieces/*",
+    "merge": "{folder}/parts/*",
     "python examples/train_only_s.py": "adapter/*",
     "pretrain": "{runs}/{preset}-{config}/model/*",
     "report": "{folder}/*.html",

@@ -33,7 +33,7 @@ def keep(run: Path, kept: Path) -> None:
     config = read_run_config(run)
     base = Path(config.data.base).name if config.data.base else ""
     text = "" if base else TEXT
-    config = config.replaced(
+    config = config.with_overrides(
         {"data.folder": text, "data.base": base, "data.tokenizer": TOKENIZER}
     ).to_dict()
     provenance = json.loads((run / "config.json").read_text())["provenance"]

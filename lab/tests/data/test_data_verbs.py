@@ -27,11 +27,17 @@ def prepare(*options):
     return cli.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes", *options])
 
 
+def said_last(capsys):
+    """The one line of an error, behind those of progress."""
+    *progress, last = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("part ") for line in progress)
+    return last
+
+
 def test_a_killed_worker_is_one_line(texts, monkeypatch, capsys):
     monkeypatch.setattr(preparation, "run_task", exit_at_once)
     assert prepare("--workers", "2") == 1
-    err = capsys.readouterr().err
-    assert err.startswith("ssmax-lab: a worker was killed") and err.count("\n") == 1
+    assert said_last(capsys).startswith("ssmax-lab: a worker was killed")
 
 
 def exit_at_once(task, **_):
@@ -46,8 +52,7 @@ def test_a_tokenizer_that_cannot_encode_is_one_line(texts, capsys, workers):
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}))
     made.save("words.json")
     assert prepare("--tokenizer", "words.json", "--workers", workers) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("ssmax-lab: words.json cannot encode") and err.count("\n") == 1
+    assert said_last(capsys).startswith("ssmax-lab: words.json cannot encode")
 
 
 def test_ctrl_c_says_that_the_same_command_resumes(texts, monkeypatch, capsys):
@@ -58,9 +63,9 @@ def test_ctrl_c_says_that_the_same_command_resumes(texts, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "run_all", interrupted)
         assert prepare() == 130
-    err = capsys.readouterr().err
-    assert "what is finished stays in tokens" in err and "the same command resumes" in err
-    assert err.startswith("ssmax-lab: stopped") and err.count("\n") == 1
+    assert said_last(capsys) == (
+        "ssmax-lab: stopped; what is finished stays in tokens, and the same command resumes"
+    )
     assert prepare("--workers", "1") == 0
 
 

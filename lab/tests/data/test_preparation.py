@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 
+from ssmax._files import locked
 from ssmax.errors import UsageError
 from ssmax_lab.data import preparation as module
 from ssmax_lab.data.documents import Document, Part, SourceStoppedError
@@ -55,14 +56,10 @@ def run(source, out, **options):
     return prepare(str(source), out, **{"tokenizer": "bytes", "workers": 1, **options})
 
 
-def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path):
-    source, heard = write_texts(tmp_path / "texts"), []
-    sides = run(
-        source,
-        tmp_path / "out",
-        validation_fraction=0.2,
-        on_progress=lambda done, total: heard.append((done, total)),
-    )
+def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path, caplog):
+    source = write_texts(tmp_path / "texts")
+    with caplog.at_level("INFO", logger="ssmax_lab"):
+        sides = run(source, tmp_path / "out", validation_fraction=0.2)
     train, validation = (texts_of(tmp_path / "out" / side) for side in ("train", "validation"))
     expected = [path.read_text() for path in sorted(source.glob("*.txt"))] + ["good"]
     assert sorted(train + validation) == sorted(expected)
@@ -80,7 +77,8 @@ def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path)
         ["image.png", "not a kind of file that is read"],
     ]
     assert sides["train"].details["skipped"] == {reason: 1 for _, reason in skipped}
-    assert heard == [(done, len(records)) for done in range(len(records) + 1)]
+    total = len(records)
+    assert caplog.messages == [f"part {done}/{total}" for done in range(total + 1)]
 
 
 def test_small_files_share_a_shard_and_large_ones_do_not(tmp_path):
@@ -224,34 +222,40 @@ def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch, fraction):
     assert contents(out) == whole
 
 
-def stop_after(number):
-    def stop(done, total):
-        if done == number % total:
-            raise KeyboardInterrupt
+@pytest.fixture
+def run_until(monkeypatch):
+    """Prepare and stop when so many parts are finished, or so many are left."""
 
-    return stop
+    def run_until(number, *arguments):
+        def stop(logger, what, done, total):
+            if done == number % total:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "log_progress", stop)
+            with pytest.raises(KeyboardInterrupt):
+                run(*arguments)
+
+    return run_until
 
 
-def test_an_unfinished_folder_has_no_index(tmp_path):
+def test_an_unfinished_folder_has_no_index(tmp_path, run_until):
     source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        run(source, out, on_progress=stop_after(3))
+    run_until(3, source, out)
     with pytest.raises(UsageError, match="not finished"):
         ShardSet.open(out / "train")
     run(source, out)
     (out / "train" / "000000.shard").unlink()
     (out / "train" / "000005.shard").unlink()
-    with pytest.raises(KeyboardInterrupt):
-        run(source, out, on_progress=stop_after(-1))
+    run_until(-1, source, out)
     with pytest.raises(UsageError, match="not finished"):
         ShardSet.open(out / "train")
 
 
-def test_an_unfinished_preparation_of_another_source_is_in_nobodys_way(tmp_path):
+def test_an_unfinished_preparation_of_another_source_is_in_nobodys_way(tmp_path, run_until):
     first, second = write_texts(tmp_path / "a", 80), write_texts(tmp_path / "b", 9, seed=1)
     run(second, tmp_path / "alone")
-    with pytest.raises(KeyboardInterrupt):
-        run(first, tmp_path / "out", on_progress=stop_after(-2))
+    run_until(-2, first, tmp_path / "out")
     run(second, tmp_path / "out")
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
@@ -293,12 +297,9 @@ def test_a_source_is_the_same_with_whatever_slashes_it_is_typed(tmp_path, monkey
 
 def test_a_second_process_is_kept_out_while_the_first_one_lives(tmp_path):
     source, out = write_texts(tmp_path / "texts", 3), tmp_path / "out"
-
-    def second(done, total):
-        with pytest.raises(UsageError, match="is in use by another process"):
-            run(source, out)
-
-    run(source, out, on_progress=second)
+    out.mkdir()
+    with locked(out), pytest.raises(UsageError, match="in use by another process"):
+        run(source, out)
     run(source, out)
 
 

@@ -5,8 +5,8 @@ import torch
 
 from ssmax.nn import RULES
 from ssmax_lab.model import LM, LMConfig
-from ssmax_lab.model import decoder as decoders
-from ssmax_lab.model.sampling import left_padded
+from ssmax_lab.model import generation as decoders
+from ssmax_lab.model.generation import left_padded
 
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [10, 11], [12]]
 CASES = {

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from ssmax.testing import LargestTensor, assert_no_worse_than
-from ssmax_lab.model.loss import api, kernels, linear_cross_entropy
+from ssmax_lab.model import loss as api
+from ssmax_lab.model.loss import kernels, linear_cross_entropy
 
 pytestmark = pytest.mark.parametrize("impl", ["reference", "triton"])
 

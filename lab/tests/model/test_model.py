@@ -234,7 +234,7 @@ def test_sampling_is_seeded_and_stays_within_the_likeliest():
 
 
 def test_top_k_and_top_p_keep_what_they_say():
-    from ssmax_lab.model.sampling import keep_likeliest
+    from ssmax_lab.model.generation import keep_likeliest
 
     logits = torch.tensor([[0.5, 0.2, 0.15, 0.1, 0.05]]).log()[:, [3, 0, 4, 1, 2]]
     assert keep_likeliest(logits, 2, None).isfinite().tolist() == [

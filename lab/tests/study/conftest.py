@@ -28,7 +28,7 @@ def tokens(text):
 @pytest.fixture
 def tiny(text):
     study = quick()
-    pretraining = study.pretraining.replaced(
+    pretraining = study.pretraining.with_overrides(
         {
             "model.num_layers": 1, "model.num_heads": 2, "model.hidden_size": 16,
             "model.intermediate_size": 16, "model.train_length": 128, "model.vocab_size": 257,
@@ -53,5 +53,5 @@ def tiny(text):
         score_length=130,
         score_trials=2,
         papers_needle_trials=2,
-        fading_documents=1,
+        sharpness_documents=1,
     )

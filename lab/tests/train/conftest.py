@@ -1,5 +1,6 @@
 """Runs so small that a whole one takes a second."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,10 +10,11 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from ssmax._progress import logging_to_terminal
 from ssmax_lab.data.shards import write_index, write_shard
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.interrupt import Interrupts
+from ssmax_lab.train.loop import Interrupts
 from ssmax_lab.train.recipes import configured, quick
 
 SMALL = {
@@ -28,7 +30,7 @@ SMALL = {
     "run.checkpoint_every": 4,
     "run.validate_every": 5,
     "run.scale_every": 3,
-    "run.journal_every": 2,
+    "run.metrics_every": 2,
     "data.validation_windows": 5,
 }
 
@@ -63,14 +65,22 @@ def tokens(tmp_path_factory):
 
 @pytest.fixture
 def small(tokens):
-    """A configuration by its letter, with changes."""
+    """A configuration by its letter, with overrides."""
 
-    def make(letter: str = "b", **changes) -> TrainConfig:
-        changes = {key.replace("__", "."): value for key, value in changes.items()}
+    def make(letter: str = "b", **overrides) -> TrainConfig:
+        overrides = {key.replace("__", "."): value for key, value in overrides.items()}
         base = configured(quick(), letter)
-        return base.replaced({**SMALL, "data.folder": str(tokens), **changes})
+        return base.with_overrides({**SMALL, "data.folder": str(tokens), **overrides})
 
     return make
+
+
+@pytest.fixture
+def logged():
+    """What the command line would show of progress."""
+    stream = io.StringIO()
+    with logging_to_terminal(stream):
+        yield stream
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ssmax._files import locked
+from ssmax.errors import UsageError
 from ssmax_lab.train import pretrain
 from ssmax_lab.train.checkpoint import (
     CheckpointWriter,
@@ -18,17 +19,17 @@ from ssmax_lab.train.checkpoint import (
     read_state,
     training_tensors,
 )
-from ssmax_lab.train.interrupt import Interrupts
-from ssmax_lab.train.journal import JournalMark
+from ssmax_lab.train.dist import single_process
+from ssmax_lab.train.loop import Interrupts
+from ssmax_lab.train.metrics import MetricsMark
 from ssmax_lab.train.run import load_run_model
-from ssmax_lab.train.world import alone
 
-CPU = alone(torch.device("cpu"))
+CPU = single_process(torch.device("cpu"))
 
 
 def state(step):
     return TrainState(
-        step=step, rule="ssmax", journal=JournalMark(), skipped=0, data_fingerprint="samples"
+        step=step, rule="ssmax", metrics=MetricsMark(), skipped=0, data_fingerprint="samples"
     )
 
 
@@ -67,9 +68,9 @@ FAULTS = {
 def test_a_broken_checkpoint_is_named_and_passed_over(tmp_path, fault):
     save(tmp_path, 1, 2)
     FAULTS[fault](checkpoint_folder(tmp_path, 2))
-    said = []
-    assert newest_checkpoint(tmp_path, said.append) == checkpoint_folder(tmp_path, 1)
-    assert len(said) == 1 and "step-00000002 is not whole" in said[0]
+    found, faults = newest_checkpoint(tmp_path)
+    assert found == checkpoint_folder(tmp_path, 1)
+    assert len(faults) == 1 and "step-00000002 is not whole" in faults[0]
 
 
 def test_a_half_written_one_is_never_taken(tmp_path):
@@ -77,7 +78,7 @@ def test_a_half_written_one_is_never_taken(tmp_path):
     shutil.copytree(
         checkpoint_folder(tmp_path, 1), tmp_path / "checkpoints" / ".step-00000009.writing"
     )
-    assert newest_checkpoint(tmp_path, print) == checkpoint_folder(tmp_path, 1)
+    assert newest_checkpoint(tmp_path)[0] == checkpoint_folder(tmp_path, 1)
     save(tmp_path, 2)
     assert not list((tmp_path / "checkpoints").glob(".*.writing"))
 
@@ -129,7 +130,7 @@ def test_loading_runs_no_code(tmp_path):
     folder = checkpoint_folder(tmp_path, 1)
     for path in folder.iterdir():
         path.write_bytes(pickle.dumps(Evil()))
-    assert newest_checkpoint(tmp_path, lambda _: None) is None
+    assert newest_checkpoint(tmp_path)[0] is None
     with pytest.raises(Exception, match="(?i)header|safetensors|invalid"):
         load_tensors(folder, {"model.w": torch.zeros(3)}, CPU)
     assert not (tmp_path / "ran").exists()
@@ -150,11 +151,11 @@ def test_a_failed_write_is_raised_and_leaves_the_last_checkpoint(small, tmp_path
 
     monkeypatch.setattr(checkpoint, "_write_manifest", sometimes)
     with pytest.raises(OSError, match="No space left"):
-        pretrain(small("b"), tmp_path / "run", world=CPU)
+        pretrain(small("b"), tmp_path / "run", ranks=CPU)
     monkeypatch.undo()
-    found = newest_checkpoint(tmp_path / "run", print)
+    found, _ = newest_checkpoint(tmp_path / "run")
     assert found is not None and read_state(found).step == 4
-    assert pretrain(small("b"), tmp_path / "run", world=CPU, resume=True).step == 12
+    assert pretrain(small("b"), tmp_path / "run", ranks=CPU, resume=True).step == 12
 
 
 def test_a_failed_write_is_noticed_at_the_next_step(small, tmp_path, monkeypatch):
@@ -172,7 +173,7 @@ def test_a_failed_write_is_noticed_at_the_next_step(small, tmp_path, monkeypatch
     monkeypatch.setattr(checkpoint, "_write_manifest", full_disk)
     monkeypatch.setattr(CheckpointWriter, "save", quickly)
     with pytest.raises(OSError, match="No space left"):
-        pretrain(small("b", run__checkpoint_every=4), tmp_path / "run", world=CPU)
+        pretrain(small("b", run__checkpoint_every=4), tmp_path / "run", ranks=CPU)
     steps = (tmp_path / "run" / "metrics.jsonl").read_bytes().count(b'"kind": "step"')
     assert steps == 4
 
@@ -188,7 +189,7 @@ def test_a_stop_at_a_checkpoint_writes_it_once(small, tmp_path, monkeypatch):
     monkeypatch.setattr(CheckpointWriter, "save", counted)
     asked = iter([False, False, False, True])
     monkeypatch.setattr(Interrupts, "asked", property(lambda self: next(asked)))
-    outcome = pretrain(small("b"), tmp_path / "run", world=CPU)
+    outcome = pretrain(small("b"), tmp_path / "run", ranks=CPU)
     assert (outcome.step, saved) == (4, [4])
 
 
@@ -206,30 +207,30 @@ def test_a_vanished_shard_ends_the_run_by_name_with_the_checkpoint_intact(
 
     monkeypatch.setattr(Windows, "rows", vanishing)
     with pytest.raises(ValueError, match="00000.shard has vanished"):
-        pretrain(small("b", data__validation_windows=0), tmp_path / "run", world=CPU)
-    found = newest_checkpoint(tmp_path / "run", print)
+        pretrain(small("b", data__validation_windows=0), tmp_path / "run", ranks=CPU)
+    found, _ = newest_checkpoint(tmp_path / "run")
     # Samples are taken a few steps ahead of their use.
     assert found is not None and read_state(found).step in (4, 8)
 
 
 def test_a_run_in_use_is_refused(small, tmp_path):
-    pretrain(small("b", run__steps=1), tmp_path / "run", world=CPU)
+    pretrain(small("b", run__steps=1), tmp_path / "run", ranks=CPU)
     with (
         locked(tmp_path / "run"),
         pytest.raises(ValueError, match="is in use by another process"),
     ):
-        pretrain(small("b", run__steps=1), tmp_path / "run", world=CPU, resume=True)
+        pretrain(small("b", run__steps=1), tmp_path / "run", ranks=CPU, resume=True)
 
 
 def test_a_folder_that_cannot_be_made_is_a_clear_error(small, tmp_path):
     """A file stands in the way, which stops root too."""
     (tmp_path / "runs").write_text("")
-    with pytest.raises(OSError, match="runs"):
-        pretrain(small("b"), tmp_path / "runs" / "run", world=CPU)
+    with pytest.raises(UsageError, match="must be a folder"):
+        pretrain(small("b"), tmp_path / "runs" / "run", ranks=CPU)
 
 
 def test_an_unfinished_run_has_a_model_too(small, tmp_path):
-    pretrain(small("d"), tmp_path / "run", world=CPU)
+    pretrain(small("d"), tmp_path / "run", ranks=CPU)
     finished = load_run_model(tmp_path / "run").state_dict()
     shutil.rmtree(tmp_path / "run" / "model")
     from_checkpoint = load_run_model(tmp_path / "run").state_dict()
@@ -239,46 +240,45 @@ def test_an_unfinished_run_has_a_model_too(small, tmp_path):
         load_run_model(tmp_path / "run")
 
 
-def test_a_run_without_a_whole_checkpoint_starts_again(small, tmp_path, capsys):
+def test_a_run_without_a_whole_checkpoint_starts_again(small, tmp_path, caplog):
     config = small("b", run__checkpoint_every=8)
-    pretrain(config, tmp_path / "run", world=CPU)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     journal = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for folder in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
     shutil.rmtree(tmp_path / "run" / "model")
-    pretrain(config, tmp_path / "run", world=CPU, resume=True)
+    pretrain(config, tmp_path / "run", ranks=CPU, resume=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == journal
-    assert capsys.readouterr().out.count("is not whole and is passed over") == 2
+    assert caplog.text.count("is not whole and is passed over") == 2
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_what_a_run_has_done_is_not_begun_anew(small, tmp_path, is_finished):
     """It cost a journal and a finished model, where checkpoints had been deleted."""
     config, run = small("b", run__checkpoint_every=4), tmp_path / "run"
-    pretrain(config, run, world=CPU)
+    pretrain(config, run, ranks=CPU)
     shutil.rmtree(run / "checkpoints")
     if not is_finished:
         shutil.rmtree(run / "model")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match="12 steps and holds no whole checkpoint to go on from"):
-        pretrain(config, run, world=CPU, resume=True)
+    with pytest.raises(ValueError, match="12 steps and holds no whole checkpoint to resume from"):
+        pretrain(config, run, ranks=CPU, resume=True)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_a_run_without_its_settings_is_not_overwritten(small, tmp_path):
-    pretrain(small("b"), tmp_path / "run", world=CPU)
+    pretrain(small("b"), tmp_path / "run", ranks=CPU)
     (tmp_path / "run" / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds a run without its config.json; bring that back"):
-        pretrain(small("b"), tmp_path / "run", world=CPU)
+        pretrain(small("b"), tmp_path / "run", ranks=CPU)
 
 
 def test_names_are_the_models_own(small, tmp_path):
     from ssmax_lab.model import LM
-    from ssmax_lab.train.optimizer import make_optimizer, start_state
+    from ssmax_lab.train.task import LMTask
 
     model = LM(small("d").model)
-    optimizer = make_optimizer(model, small("d").optim, CPU.device)
-    start_state(optimizer)
+    optimizer = LMTask().optimizer(model, small("d").optim, CPU.device)
     names = set(training_tensors(model, optimizer))
     assert "model.blocks.0.attention.ssmax.s" in names
     assert "optimizer.head.weight.exp_avg_sq" in names

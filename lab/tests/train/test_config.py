@@ -6,13 +6,13 @@ import math
 import pytest
 
 from ssmax_lab import cli
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.train.config import (
     TrainConfig,
     read_config_file,
     read_overrides,
 )
 from ssmax_lab.train.recipes import (
-    CONFIGURATIONS,
     PRETRAINING,
     configured,
     finetuning_of,
@@ -65,7 +65,7 @@ BAD = [
     ("run.keep_checkpoints", "0", "run.keep_checkpoints must be at least 1"),
     ("run.validate_every", "0", "run.validate_every must be at least 1"),
     ("run.scale_every", "0", "run.scale_every must be at least 1"),
-    ("run.journal_every", "0", "run.journal_every must be at least 1"),
+    ("run.metrics_every", "0", "run.metrics_every must be at least 1"),
     ("run.on_nonfinite", "ignore", "run.on_nonfinite must be one of stop, skip"),
     ("data.validation_windows", "-1", "data.validation_windows must be at least 0"),
     ("data.seed", "1.5", "data.seed must be int"),
@@ -93,12 +93,12 @@ BAD = [
 @pytest.mark.parametrize(("key", "value", "message"), BAD, ids=lambda x: str(x)[:30])
 def test_a_bad_value_is_refused_in_one_line(key, value, message, capsys):
     with pytest.raises(ValueError) as error:
-        TrainConfig().replaced({key: value})
+        TrainConfig().with_overrides({key: value})
     assert message in str(error.value)
     if isinstance(value, str):
         command = ["pretrain", "--preset", "paper", "--config", "a", "--data", "nowhere"]
         assert cli.run([*command, "--set", f"{key}={value}"]) == 2
-        assert capsys.readouterr().err == f"ssmax: {error.value}\n"
+        assert capsys.readouterr().err == f"ssmax-lab: {error.value}\n"
 
 
 def test_the_defaults_are_the_papers_table_2():
@@ -119,7 +119,9 @@ def test_the_defaults_are_the_papers_table_2():
 
 
 def test_fine_tuning_is_the_papers_table_3():
-    config = finetuning_of(paper(), steps_per_epoch=lambda size: math.ceil(1693 / size), changes={})
+    config = finetuning_of(
+        paper(), steps_per_epoch=lambda size: math.ceil(1693 / size), overrides={}
+    )
     assert config.run.batch_size * config.model.train_length == 131_072
     assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay) == (0.9, 0.999, 0.0)
     assert (config.optim.lr, config.schedule.kind, config.schedule.final) == (2e-5, "cosine", 0.0)
@@ -128,8 +130,8 @@ def test_fine_tuning_is_the_papers_table_3():
 
 
 def test_epochs_of_fine_tuning_follow_the_batch_size():
-    changes = {"run.batch_size": "10"}
-    config = finetuning_of(paper(), steps_per_epoch=lambda size: 100 // size, changes=changes)
+    overrides = {"run.batch_size": "10"}
+    config = finetuning_of(paper(), steps_per_epoch=lambda size: 100 // size, overrides=overrides)
     assert (config.run.steps, config.schedule.warmup_steps) == (100, 10)
 
 
@@ -139,19 +141,22 @@ def test_a_recipe_survives_its_file(name):
     assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize("letter", CONFIGURATIONS)
-def test_every_configuration_lies_over_every_recipe(letter):
+TRAINED = {name: one for name, one in CONFIGURATIONS.items() if one.is_pretrained}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_configuration_lies_over_every_recipe(name):
     for make in PRETRAINING.values():
-        config = configured(make(), letter)
-        assert config.model.rule == CONFIGURATIONS[letter]
-        assert config.switch.rule == ("ssmax" if letter == "f" else "")
+        config = configured(make(), name)
+        assert config.model.rule == ("softmax" if name == "f" else TRAINED[name].rule)
+        assert config.switch.rule == ("ssmax" if name == "f" else "")
 
 
 def test_configuration_f_switches_for_the_last_eighth():
     config = configured(paper(), "f")
     assert config.switch_step == 175_000
     assert configured(paper(), "a").switch_step == 200_000
-    later = configured(paper().replaced({"switch.last_fraction": 0.5}), "f")
+    later = configured(paper().with_overrides({"switch.last_fraction": 0.5}), "f")
     assert later.switch.rule == "ssmax" and later.switch_step == 100_000
 
 
@@ -163,21 +168,21 @@ def test_configuration_e_is_not_trained():
 
 
 def test_texts_are_read_as_their_fields():
-    changes = read_overrides(
+    overrides = read_overrides(
         ["run.steps=1e3", "run.batch_size=200_000", "run.compile=false", "model.num_kv_heads=none"]
     )
-    config = TrainConfig().replaced(changes)
+    config = TrainConfig().with_overrides(overrides)
     assert (config.run.steps, config.run.batch_size) == (1000, 200_000)
     assert config.run.compile is False
     assert config.model.num_kv_heads is None
     # Past 2**53 a float would be its neighbour.
-    assert TrainConfig().replaced({"run.seed": "9007199254740993"}).run.seed == 2**53 + 1
-    assert TrainConfig().replaced({"model.num_kv_heads": "4"}).model.num_kv_heads == 4
+    assert TrainConfig().with_overrides({"run.seed": "9007199254740993"}).run.seed == 2**53 + 1
+    assert TrainConfig().with_overrides({"model.num_kv_heads": "4"}).model.num_kv_heads == 4
 
 
 def test_what_is_valid_only_together_is_given_together():
-    changes = {"schedule.kind": "warmup-stable-decay", "schedule.decay_steps": "10"}
-    assert TrainConfig().replaced(changes).schedule.decay_steps == 10
+    overrides = {"schedule.kind": "warmup-stable-decay", "schedule.decay_steps": "10"}
+    assert TrainConfig().with_overrides(overrides).schedule.decay_steps == 10
 
 
 @pytest.mark.parametrize("text", ["optim.lr", "=3", "optim.lr 3"])

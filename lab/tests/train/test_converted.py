@@ -17,13 +17,13 @@ from ssmax_lab import cli
 from ssmax_lab.data import prepare
 from ssmax_lab.data.qa import Example
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.records import read_journal
+from ssmax_lab.records import read_metrics
 from ssmax_lab.train import finetune_converted
 from ssmax_lab.train.converted import ConvertedLoss, restarting_positions
+from ssmax_lab.train.dist import single_process
 from ssmax_lab.train.finetuning import question_rows
-from ssmax_lab.train.world import alone
 
-CPU = alone(torch.device("cpu"))
+CPU = single_process(torch.device("cpu"))
 SHAPE = {"vocab_size": 768, "bos_token_id": 0, "eos_token_id": 0}
 FAMILIES = {
     "llama": lambda: tf.LlamaForCausalLM(
@@ -63,13 +63,13 @@ def models(tmp_path_factory):
     for name in FAMILIES:
         assert ssmax.cli.run(["convert", str(folder / name), str(folder / f"{name}-identity")]) == 0
     typed = ["convert", str(folder / "llama"), str(folder / "llama-adapter"), "--adapter"]
-    assert cli.run(typed) == 0
+    assert ssmax.cli.run(typed) == 0
     return folder
 
 
-def tune(source, folder, changes=None, **options):
-    options = {"world": CPU, "quiet": True, **options}
-    return finetune_converted(source, folder, changes={**SHORT, **(changes or {})}, **options)
+def tune(source, folder, overrides=None, **options):
+    options = {"ranks": CPU, **options}
+    return finetune_converted(source, folder, overrides={**SHORT, **(overrides or {})}, **options)
 
 
 def weights_of(run):
@@ -77,7 +77,7 @@ def weights_of(run):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "overrides"),
     [
         ("gpt2-identity", {}),
         ("llama-identity", {"model.only_ssmax": True}),
@@ -86,15 +86,15 @@ def weights_of(run):
 )
 @pytest.mark.parametrize("step", [1, 4])
 def test_a_run_that_was_stopped_is_one_that_never_was(
-    models, tmp_path, monkeypatch, stop_after, name, changes, step
+    models, tmp_path, monkeypatch, stop_after, name, overrides, step
 ):
-    tune(models / name, tmp_path / "whole", changes)
+    tune(models / name, tmp_path / "whole", overrides)
     with monkeypatch.context() as patch:
         stop_after(patch, step)
-        outcome = tune(models / name, tmp_path / "stopped", changes)
+        outcome = tune(models / name, tmp_path / "stopped", overrides)
     assert (outcome.step, outcome.stopped_by) == (step, "SIGTERM")
     assert not (tmp_path / "stopped" / "model").exists()
-    finetune_converted(models / name, tmp_path / "stopped", world=CPU, quiet=True, resume=True)
+    finetune_converted(models / name, tmp_path / "stopped", ranks=CPU, resume=True)
     journals = [(tmp_path / run / "metrics.jsonl").read_bytes() for run in ("whole", "stopped")]
     assert journals[0] == journals[1]
     whole, stopped = weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped")
@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(
         stop_after(patch, 2)
         tune(models / "llama-identity", tmp_path / "run", {"model.only_ssmax": True})
     with pytest.raises(ValueError, match=r"began with .*llama-identity, not with .*" + other):
-        finetune_converted(models / other, tmp_path / "run", world=CPU, quiet=True, resume=True)
+        finetune_converted(models / other, tmp_path / "run", ranks=CPU, resume=True)
 
 
 def test_a_run_leaves_a_model_that_learned(models, tmp_path, capsys):
@@ -121,14 +121,14 @@ def test_a_run_leaves_a_model_that_learned(models, tmp_path, capsys):
         typed += ["--set", f"{key}={value}"]
     assert cli.run(typed) == 0
     run = tmp_path / "llama-identity-tuned"
-    out = capsys.readouterr().out
-    assert "step 12/12" in out and f"ssmax.hf.from_pretrained('{run / 'model'}')" in out
-    steps = read_journal(run / "metrics.jsonl", "step")
+    out, err = capsys.readouterr()
+    assert "step 12/12" in err and f"ssmax.hf.from_pretrained('{run / 'model'}')" in out
+    steps = read_metrics(run / "metrics.jsonl", "step")
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert steps[-1]["loss"] < steps[0]["loss"]
-    s = read_journal(run / "metrics.jsonl", "scale")[-1]["values"]
+    s = read_metrics(run / "metrics.jsonl", "scale")[-1]["values"]
     assert next(iter(s)) == "model.layers.0.self_attn.ssmax.s"
-    looks = read_journal(run / "metrics.jsonl", "validation")
+    looks = read_metrics(run / "metrics.jsonl", "validation")
     assert looks[-1]["loss"] < looks[0]["loss"]
     assert ssmax.hf.verify(ssmax.hf.from_pretrained(run / "model")).layers == 2
     assert tf.AutoTokenizer.from_pretrained(run / "model").eos_token == "<|endoftext|>"
@@ -163,9 +163,9 @@ def test_frozen_but_for_s_nothing_else_moves_nor_is_kept(models, tmp_path):
 
 def test_s_has_a_learning_rate_of_its_own(models, tmp_path):
     """Adam's first step is the learning rate: of s its own, of a weight that of the run."""
-    changes = {"optim.lr": 1e-5, "model.ssmax_lr": 1e-2, "run.steps": 1,
+    overrides = {"optim.lr": 1e-5, "model.ssmax_lr": 1e-2, "run.steps": 1,
                "schedule.kind": "constant"}  # fmt: skip
-    tune(models / "llama-identity", tmp_path / "run", changes)
+    tune(models / "llama-identity", tmp_path / "run", overrides)
     before = ssmax.hf.from_pretrained(models / "llama-identity").state_dict()
     for name, weight in weights_of(tmp_path / "run").items():
         moved = (weight - before[name]).abs().max().item()
@@ -173,15 +173,15 @@ def test_s_has_a_learning_rate_of_its_own(models, tmp_path):
 
 
 @pytest.mark.parametrize(("is_alone", "rate"), [(True, 1e-2), (False, 1e-5)])
-def test_the_rate_that_is_shown_is_one_that_something_learns_at(
-    models, tmp_path, capsys, is_alone, rate
+def test_the_rate_that_is_logged_is_one_that_something_learns_at(
+    models, tmp_path, logged, is_alone, rate
 ):
-    changes = {"optim.lr": 1e-5, "model.ssmax_lr": 1e-2, "model.only_ssmax": is_alone,
+    overrides = {"optim.lr": 1e-5, "model.ssmax_lr": 1e-2, "model.only_ssmax": is_alone,
                "run.steps": 1, "schedule.kind": "constant"}  # fmt: skip
-    tune(models / "llama-identity", tmp_path / "run", changes, quiet=False)
-    (step,) = read_journal(tmp_path / "run" / "metrics.jsonl", "step")
+    tune(models / "llama-identity", tmp_path / "run", overrides)
+    (step,) = read_metrics(tmp_path / "run" / "metrics.jsonl", "step")
     assert step["lr"] == pytest.approx(rate)
-    assert f"lr {rate:.2e}" in capsys.readouterr().out
+    assert f"lr {rate:.2e}" in logged.getvalue()
 
 
 def test_an_annealed_model_ends_at_the_papers_start_and_is_not_annealed_again(models, tmp_path):
@@ -196,9 +196,7 @@ def test_an_annealed_model_ends_at_the_papers_start_and_is_not_annealed_again(mo
     again = weights_of(tmp_path / "again")["model.layers.0.self_attn.ssmax.bias"]
     assert again.tolist() == pytest.approx([0.0] * 2, abs=1e-6)
     # A finished run says so too when it is resumed.
-    finetune_converted(
-        models / "llama-anneal", tmp_path / "run", world=CPU, quiet=True, resume=True
-    )
+    finetune_converted(models / "llama-anneal", tmp_path / "run", ranks=CPU, resume=True)
     assert Conversion.of(ssmax.hf.from_pretrained(tmp_path / "run" / "model")).init == "annealed"
 
 
@@ -221,13 +219,13 @@ def texts(tmp_path):
 def test_text_is_learned_in_the_models_own_tokens(models, texts, tmp_path):
     source = models / "llama-identity"
     prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1)
-    changes = {"optim.lr": 1e-2, "model.train_length": 32}
-    tune(source, tmp_path / "run", changes, data=tmp_path / "tokens")
-    losses = [line["loss"] for line in read_journal(tmp_path / "run" / "metrics.jsonl", "step")]
+    overrides = {"optim.lr": 1e-2, "model.train_length": 32}
+    tune(source, tmp_path / "run", overrides, data=tmp_path / "tokens")
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl", "step")]
     assert losses[-1] < losses[0] - 0.1
     prepare(str(texts), tmp_path / "bytes", tokenizer="bytes", workers=1)
     with pytest.raises(ValueError, match="tokens of another tokenizer, 'bytes'"):
-        tune(source, tmp_path / "other", changes, data=tmp_path / "bytes")
+        tune(source, tmp_path / "other", overrides, data=tmp_path / "bytes")
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
@@ -235,7 +233,7 @@ def test_text_is_learned_in_the_models_own_tokens(models, texts, tmp_path):
 def test_a_run_goes_on_with_what_it_began_to_learn_from(
     models, texts, tmp_path, monkeypatch, stop_after, is_text, has_checkpoint
 ):
-    source, run, changes = models / "llama-identity", tmp_path / "run", {"model.train_length": 32}
+    source, run, overrides = models / "llama-identity", tmp_path / "run", {"model.train_length": 32}
     tokens = prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1).folder
     questions = tmp_path / "squad.json"
     entry = {"question": "What is it?", "answers": [{"text": "grey", "answer_start": 6}]}
@@ -246,10 +244,10 @@ def test_a_run_goes_on_with_what_it_began_to_learn_from(
     learned = {"data": began} if is_text else {"questions": str(began)}
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
-        tune(source, run, changes, **learned)
+        tune(source, run, overrides, **learned)
     if not has_checkpoint:
         shutil.rmtree(run / "checkpoints")
-    resumed = {"world": CPU, "resume": True, "quiet": True}
+    resumed = {"ranks": CPU, "resume": True}
     for other in ({"questions": "invented"}, {"questions": str(questions)}, {"data": tokens}):
         if other != learned:
             with pytest.raises(ValueError, match=f"began with '{began}', not with '.*without"):
@@ -307,22 +305,21 @@ BAD = {
     "nowhere": "there is no folder nowhere",
     "llama": "convert it with ssmax convert llama OUT",
     "llama-adapter": "name the model it is for with --base",
-    "llama-adapter --base nowhere/at/all": "cannot be loaded",
+    "llama-adapter --base nowhere/at/all": "there is no folder",
     "llama-adapter --base gpt2": "the adapter is for another model",
     "llama-identity --base llama": "--base is for adapters",
     "llama-identity --config e": "--config is for runs",
     "llama-identity --data tokens --questions invented": "give --data or --questions",
     "llama-identity --data tokens": "tokens",
-    "llama-identity --questions nowhere.json": "cannot be read as SQuAD",
+    "llama-identity --questions nowhere.json": "there is no file",
     "llama-identity --set optim.lrr=1": "did you mean 'optim.lr'",
     "llama-identity --set model.rule=ssmax": "model.rule is not a setting",
     "llama-identity --set model.train_length=4096": "must be at most 128",
     "llama-identity --set model.ssmax_lr=0": "model.ssmax_lr must be positive",
     "llama-identity --set switch.rule=probe": "switch.rule is for the paper's model",
-    "llama-identity --set run.record=true": "run.record is for the paper's model",
     "llama-identity --questions hidden": "hidden questions are about the text of a run",
     "llama-identity --questions invented+hidden:7": "hidden questions are about the text of a run",
-    "llama-identity --resume": "nothing to go on with; leave --resume out to begin one",
+    "llama-identity --resume": "nothing to resume; leave --resume out to begin one",
     "llama-clamp --only-ssmax": "has nothing that could learn",
     "bert": "does not predict the next token",
 }
@@ -332,7 +329,7 @@ BAD = {
 def test_bad_usage_is_one_line_and_exit_code_2(models, tmp_path, monkeypatch, capsys, typed):
     monkeypatch.chdir(models)
     if "clamp" in typed and not (models / "llama-clamp").exists():
-        convert = ["convert", "llama", "llama-clamp", "--init", "clamp", "--train-length", "64"]
+        convert = ["convert", "llama", "llama-clamp", "--rule", "clamp", "--train-length", "64"]
         assert ssmax.cli.run(convert) == 0
     if typed == "bert" and not (models / "bert").exists():
         config = tf.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -343,7 +340,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(models, tmp_path, monkeypatch, ca
     if not any(given in typed for given in ("--data", "--questions", "--resume")):
         options += ["--questions", "invented"]
     assert cli.run(["finetune", "--hf", *typed.split(), *options]) == 2
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ssmax:")]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ssmax-lab:")]
     assert len(said) == 1 and BAD[typed] in said[0]
     assert not list(tmp_path.glob("*/config.json"))
 
@@ -372,7 +369,7 @@ def test_two_ranks_are_one(models, tmp_path, run_ranks, parallel):
         typed += ["--set", f"{key}={value}"]
     run_ranks(2, "-m", "ssmax_lab", *typed)
     losses = [
-        [line["loss"] for line in read_journal(tmp_path / run / "metrics.jsonl", "step")]
+        [line["loss"] for line in read_metrics(tmp_path / run / "metrics.jsonl", "step")]
         for run in ("one", "two")
     ]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)

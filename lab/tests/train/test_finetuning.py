@@ -16,7 +16,7 @@ from ssmax_lab.data.invented import COLOURS, invented_questions
 from ssmax_lab.data.qa import IGNORE, UNANSWERABLE, encode_questions
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM
-from ssmax_lab.records import read_journal
+from ssmax_lab.records import read_metrics
 from ssmax_lab.train import (
     finetune,
     finetuning,
@@ -25,19 +25,19 @@ from ssmax_lab.train import (
     pretrain,
     read_run_config,
 )
+from ssmax_lab.train.dist import single_process
 from ssmax_lab.train.finetuning import Rows
-from ssmax_lab.train.parallel import Loss
 from ssmax_lab.train.questions import is_path, question_sources, with_full_paths
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.task import Loss
 
-CPU = alone(torch.device("cpu"))
+CPU = single_process(torch.device("cpu"))
 QUICK = {"run.steps": 4, "run.batch_size": 4, "run.micro_batch": 2, "schedule.warmup_steps": 1}
 
 
 @pytest.fixture
 def base(small, tmp_path):
     config = small("a", model__train_length=160, run__steps=2, run__batch_size=2)
-    pretrain(config, tmp_path / "base", world=CPU)
+    pretrain(config, tmp_path / "base", ranks=CPU)
     return tmp_path / "base"
 
 
@@ -49,7 +49,7 @@ def examples(count=12, length=160):
 
 
 def test_packed_rows_have_the_loss_of_the_examples_one_by_one(small):
-    """Packing changes neither n nor what is seen: each example loses what it loses alone."""
+    """Packing overrides neither n nor what is seen: each example loses what it loses alone."""
     torch.manual_seed(0)
     config = dataclasses.replace(small("d").model, train_length=512)
     loss = Loss(LM(config).double())
@@ -95,22 +95,22 @@ def test_only_answers_are_learned():
     assert set(text.split()) <= {*COLOURS, UNANSWERABLE}
 
 
-def test_a_pretrained_run_learns_and_goes_on(base, tmp_path, capsys):
-    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK)
-    steps = read_journal(tmp_path / "qa" / "metrics.jsonl", "step")
+def test_a_pretrained_run_learns_and_resumes(base, tmp_path, logged):
+    finetune(base, tmp_path / "qa", ranks=CPU, overrides=QUICK)
+    steps = read_metrics(tmp_path / "qa" / "metrics.jsonl", "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4]
-    assert "questions to learn from" in capsys.readouterr().out
+    assert "questions to learn from" in logged.getvalue()
     with pytest.raises(ValueError, match=r"run.steps cannot change"):
-        finetune(base, tmp_path / "qa", world=CPU, changes={"run.steps": 8}, resume=True)
-    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
+        finetune(base, tmp_path / "qa", ranks=CPU, overrides={"run.steps": 8}, resume=True)
+    assert finetune(base, tmp_path / "qa", ranks=CPU, resume=True).step == 4
     tokenizer = load_run_tokenizer(tmp_path / "qa")
     out = load_run_model(tmp_path / "qa").generate([tokenizer.encode("Ada's hat")], 3)
     assert len(out[0]) <= 3
 
 
 def test_it_starts_from_the_pretrained_weights(base, tmp_path):
-    changes = {**QUICK, "run.steps": 1, "optim.lr": 1e-12}
-    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
+    overrides = {**QUICK, "run.steps": 1, "optim.lr": 1e-12}
+    finetune(base, tmp_path / "qa", ranks=CPU, overrides=overrides)
     before, after = (load_run_model(path).state_dict() for path in (base, tmp_path / "qa"))
     for name in before:
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=1e-9)
@@ -120,7 +120,7 @@ def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
     journals = []
     for seed in (0, 7):
         folder = tmp_path / f"seed{seed}"
-        finetune(base, folder, world=CPU, changes={**QUICK, "data.seed": seed}, quiet=True)
+        finetune(base, folder, ranks=CPU, overrides={**QUICK, "data.seed": seed})
         journals.append((folder / "metrics.jsonl").read_bytes())
     assert journals[0] != journals[1]
 
@@ -128,42 +128,42 @@ def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
 @pytest.mark.parametrize("rule", [None, "ssmax"])
 def test_without_a_checkpoint_it_starts_again_from_the_base(base, tmp_path, rule):
     for name in ("whole", "again"):
-        finetune(base, tmp_path / name, world=CPU, changes=QUICK, rule=rule, quiet=True)
+        finetune(base, tmp_path / name, ranks=CPU, overrides=QUICK, rule=rule)
     for name in ("checkpoints", "model"):
         shutil.rmtree(tmp_path / "again" / name)
-    finetune(base, tmp_path / "again", world=CPU, resume=True, quiet=True)
+    finetune(base, tmp_path / "again", ranks=CPU, resume=True)
     whole, again = ((tmp_path / n / "metrics.jsonl").read_bytes() for n in ("whole", "again"))
     assert whole == again
 
 
 def test_it_goes_on_from_the_base_that_it_began_from(base, tmp_path):
-    finetune(base, tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    finetune(base, tmp_path / "qa", ranks=CPU, overrides=QUICK)
     shutil.copytree(base, tmp_path / "other")
-    finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+    finetune(tmp_path / "other", tmp_path / "qa", ranks=CPU, resume=True)
     journal = tmp_path / "other" / "metrics.jsonl"
     journal.write_text(journal.read_text().replace('"loss": ', '"loss": 1', 1))
     with pytest.raises(ValueError, match=r"began from .*base, not .*other; resume with that"):
-        finetune(tmp_path / "other", tmp_path / "qa", world=CPU, resume=True, quiet=True)
+        finetune(tmp_path / "other", tmp_path / "qa", ranks=CPU, resume=True)
 
 
 @pytest.mark.parametrize("key", ["data.base", "data.questions"])
 def test_what_the_command_names_is_no_setting(base, tmp_path, key):
     with pytest.raises(ValueError, match=f"{key} is told by RUN and --questions"):
-        finetune(base, tmp_path / "qa", world=CPU, changes={key: "invented"})
+        finetune(base, tmp_path / "qa", ranks=CPU, overrides={key: "invented"})
 
 
 def test_the_seed_is_the_bases_unless_another_is_given(small, tmp_path):
     config = small("a", model__train_length=160, run__steps=1, run__batch_size=2, data__seed=5)
-    pretrain(config, tmp_path / "base", world=CPU)
-    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=QUICK, quiet=True)
+    pretrain(config, tmp_path / "base", ranks=CPU)
+    finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, overrides=QUICK)
     assert json.loads((tmp_path / "qa" / "config.json").read_text())["data"]["seed"] == 5
-    assert finetune(tmp_path / "base", tmp_path / "qa", world=CPU, resume=True).step == 4
+    assert finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, resume=True).step == 4
 
 
 def test_zero_validation_windows_are_never_looked_at(base, tmp_path):
-    changes = {**QUICK, "data.validation_windows": 0}
-    finetune(base, tmp_path / "qa", world=CPU, changes=changes)
-    assert read_journal(tmp_path / "qa" / "metrics.jsonl", "validation") == []
+    overrides = {**QUICK, "data.validation_windows": 0}
+    finetune(base, tmp_path / "qa", ranks=CPU, overrides=overrides)
+    assert read_metrics(tmp_path / "qa" / "metrics.jsonl", "validation") == []
 
 
 @pytest.mark.parametrize(
@@ -171,17 +171,17 @@ def test_zero_validation_windows_are_never_looked_at(base, tmp_path):
 )
 def test_the_model_is_the_bases(base, tmp_path, key):
     with pytest.raises(ValueError, match=f"{key} is the pretrained run's"):
-        finetune(base, tmp_path / "qa", world=CPU, changes={key: "8"})
+        finetune(base, tmp_path / "qa", ranks=CPU, overrides={key: "8"})
     assert not (tmp_path / "qa" / "config.json").exists()
 
 
 def test_configuration_e_replaces_the_rule_first(base, tmp_path):
-    finetune(base, tmp_path / "e", world=CPU, rule="ssmax", changes={**QUICK, "run.steps": 1})
+    finetune(base, tmp_path / "e", ranks=CPU, rule="ssmax", overrides={**QUICK, "run.steps": 1})
     assert load_run_model(tmp_path / "e").config.rule == "ssmax"
     assert json.loads((tmp_path / "e" / "config.json").read_text())["model"]["rule"] == "ssmax"
-    assert finetune(base, tmp_path / "e", world=CPU, rule="ssmax", resume=True).step == 1
+    assert finetune(base, tmp_path / "e", ranks=CPU, rule="ssmax", resume=True).step == 1
     with pytest.raises(ValueError, match="began under the rule 'ssmax', not 'probe'"):
-        finetune(base, tmp_path / "e", world=CPU, rule="probe", resume=True)
+        finetune(base, tmp_path / "e", ranks=CPU, rule="probe", resume=True)
 
 
 def squad_file(path):
@@ -205,15 +205,17 @@ def squad_file(path):
 
 def test_questions_of_a_file(base, tmp_path):
     path = squad_file(tmp_path / "squad.json")
-    assert finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK).step == 4
+    assert (
+        finetune(base, tmp_path / "qa", ranks=CPU, questions=str(path), overrides=QUICK).step == 4
+    )
     stored = json.loads((tmp_path / "qa" / "config.json").read_text())["data"]
     assert (stored["questions"], stored["base"]) == (str(path), str(base))
-    assert finetune(base, tmp_path / "qa", world=CPU, resume=True).step == 4
+    assert finetune(base, tmp_path / "qa", ranks=CPU, resume=True).step == 4
     path.write_text("{}")
     with pytest.raises(ValueError, match="is not SQuAD"):
-        finetune(base, tmp_path / "other", world=CPU, questions=str(path))
+        finetune(base, tmp_path / "other", ranks=CPU, questions=str(path))
     with pytest.raises(ValueError, match="cannot be read as SQuAD"):
-        finetune(base, tmp_path / "other", world=CPU, questions=str(tmp_path / "nowhere"))
+        finetune(base, tmp_path / "other", ranks=CPU, questions=str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("has_checkpoint", [True, False])
@@ -222,14 +224,14 @@ def test_it_goes_on_with_the_questions_that_it_began_with(
 ):
     monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
     path, run = squad_file(tmp_path / "squad.json"), tmp_path / "qa"
-    finetune(base, run, world=CPU, questions=f"{path}+hidden", changes=QUICK, quiet=True)
+    finetune(base, run, ranks=CPU, questions=f"{path}+hidden", overrides=QUICK)
     whole = (run / "metrics.jsonl").read_bytes()
 
     def resumed(questions):
         if not has_checkpoint:
             for name in ("checkpoints", "model"):
                 shutil.rmtree(run / name, ignore_errors=True)
-        finetune(base, run, world=CPU, questions=questions, resume=True, quiet=True)
+        finetune(base, run, ranks=CPU, questions=questions, resume=True)
         assert (run / "metrics.jsonl").read_bytes() == whole
         return read_run_config(run).data.questions
 
@@ -250,24 +252,24 @@ def test_it_goes_on_with_the_questions_that_it_began_with(
         assert read_run_config(run).data.questions == f"{moved}+hidden"
 
 
-def test_questions_that_are_left_out_are_counted(base, tmp_path, capsys):
+def test_questions_that_are_left_out_are_counted(base, tmp_path, logged):
     path = squad_file(tmp_path / "squad.json")
     values = json.loads(path.read_text())
     long = {**values["data"][0]["paragraphs"][0]["qas"][0], "question": "Why? " * 1000}
     values["data"][0]["paragraphs"][0]["qas"] += [long] * 3
     path.write_text(json.dumps(values))
-    finetune(base, tmp_path / "qa", world=CPU, questions=str(path), changes=QUICK)
-    assert "; 3 are longer than a row and left out" in capsys.readouterr().out
+    finetune(base, tmp_path / "qa", ranks=CPU, questions=str(path), overrides=QUICK)
+    assert "; 3 are longer than a row and left out" in logged.getvalue()
 
 
 def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
-    pretrain(small("a", run__steps=1), tmp_path / "base", world=CPU)
+    pretrain(small("a", run__steps=1), tmp_path / "base", ranks=CPU)
     with pytest.raises(ValueError, match=r"0 of 2048 questions of 'invented' fit 16 tokens"):
-        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="invented")
+        finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, questions="invented")
     with pytest.raises(ValueError, match=r"more than a row of 16; .* 'invented'"):
-        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden")
+        finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, questions="hidden")
     with pytest.raises(ValueError, match="at least 1 digit, got 'hidden:0'"):
-        finetune(tmp_path / "base", tmp_path / "qa", world=CPU, questions="hidden:0")
+        finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, questions="hidden:0")
 
 
 def test_hidden_numbers_stand_in_the_text_and_are_answered():
@@ -296,14 +298,14 @@ def test_hidden_numbers_stand_in_the_text_and_are_answered():
 
 
 def test_a_quick_run_learns_hidden_numbers_of_its_own_text(small, tmp_path):
-    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
-    changes = {"run.steps": 2, "run.batch_size": 4, "run.micro_batch": 4}
-    finetune(tmp_path / "base", tmp_path / "qa", world=CPU, changes=changes)
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", ranks=CPU)
+    overrides = {"run.steps": 2, "run.batch_size": 4, "run.micro_batch": 4}
+    finetune(tmp_path / "base", tmp_path / "qa", ranks=CPU, overrides=overrides)
     assert read_run_config(tmp_path / "qa").data.questions == "hidden"
 
 
-def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkeypatch, capsys):
-    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", world=CPU)
+def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkeypatch, logged):
+    pretrain(small("a", run__steps=1, model__train_length=160), tmp_path / "base", ranks=CPU)
     squad_file(tmp_path / "a+b.json")
     monkeypatch.setattr(finetuning, "NUM_HIDDEN", 100)
     monkeypatch.chdir(tmp_path)
@@ -311,14 +313,15 @@ def test_questions_of_a_file_and_hidden_numbers_together(small, tmp_path, monkey
     # A file with a + in its name stands by itself; it is found again from elsewhere.
     for name in ("a+b.json", "hidden:5", "c.json+hidden:5"):
         shutil.copyfile("a+b.json", "c.json")
-        finetune(Path("base"), Path("runs", name), world=CPU, questions=name, changes=QUICK)
-        said = re.search(r"(\d+) questions to learn from", capsys.readouterr().out)
-        learned[name] = int(said[1])
+        finetune(Path("base"), Path("runs", name), ranks=CPU, questions=name, overrides=QUICK)
+        found = re.search(r"(\d+) questions to learn from", logged.getvalue())
+        learned[name] = int(found[1])
+        logged.truncate(0)
     assert learned["a+b.json"] == 7 and learned["hidden:5"] == 98
     assert learned["c.json+hidden:5"] == 105
     both = Path("runs", "c.json+hidden:5")
     assert read_run_config(both).data.questions == f"{tmp_path / 'c.json'}+hidden:5"
-    assert finetune(Path("base"), both, world=CPU, resume=True).step == 4
+    assert finetune(Path("base"), both, ranks=CPU, resume=True).step == 4
 
 
 @pytest.mark.parametrize(
@@ -349,9 +352,9 @@ def test_joined_questions_are_told_apart_in_any_folder(tmp_path, monkeypatch, fo
 
 def test_a_fine_tuned_run_hides_numbers_in_the_text_of_its_base(small, tmp_path):
     config = small("a", model__train_length=128, run__steps=1, run__recipe="quick")
-    pretrain(config, tmp_path / "base", world=CPU)
-    finetune(tmp_path / "base", tmp_path / "once", world=CPU, changes=QUICK, quiet=True)
-    finetune(tmp_path / "once", tmp_path / "twice", world=CPU, changes=QUICK, quiet=True)
+    pretrain(config, tmp_path / "base", ranks=CPU)
+    finetune(tmp_path / "base", tmp_path / "once", ranks=CPU, overrides=QUICK)
+    finetune(tmp_path / "once", tmp_path / "twice", ranks=CPU, overrides=QUICK)
     assert read_run_config(tmp_path / "twice").data.questions == "hidden"
 
 

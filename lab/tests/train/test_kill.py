@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ssmax_lab.train import load_run_model, pretrain
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.dist import single_process
 
 WORKER = Path(__file__).parent / "worker.py"
 
@@ -32,10 +32,10 @@ def finish(process, timeout=120):
 
 
 def kill_when(process, folder, lines, delay):
-    """Once the journal has so many lines, and a moment later; False if the run was quicker."""
-    journal = folder / "metrics.jsonl"
+    """Once the metrics has so many lines, and a moment later; False if the run was quicker."""
+    metrics = folder / "metrics.jsonl"
     while process.poll() is None:
-        if journal.exists() and journal.read_bytes().count(b"\n") >= lines:
+        if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
             time.sleep(delay)
             break
         time.sleep(0.002)
@@ -55,7 +55,7 @@ def kill_and_compare(small, tmp_path, *, kills, seed):
         data__validation_windows=24,
     )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    pretrain(config, whole, world=alone(torch.device("cpu")), quiet=True)
+    pretrain(config, whole, ranks=single_process(torch.device("cpu")))
     total = (whole / "metrics.jsonl").read_bytes().count(b"\n")
     chance = random.Random(seed)
     done = 0
@@ -84,9 +84,9 @@ def test_twenty_kills(small, tmp_path, seed):
 def test_a_signal_ends_the_run_with_a_checkpoint(small, tmp_path, number):
     config = small("b", run__steps=100_000, run__checkpoint_every=100_000)
     process = start(tmp_path / "run", config)
-    journal = tmp_path / "run" / "metrics.jsonl"
+    metrics = tmp_path / "run" / "metrics.jsonl"
     while process.poll() is None and not (
-        journal.exists() and journal.read_bytes().count(b"\n") > 5
+        metrics.exists() and metrics.read_bytes().count(b"\n") > 5
     ):
         time.sleep(0.01)
     process.send_signal(number)

@@ -9,26 +9,22 @@ import signal
 import pytest
 import torch
 
-from ssmax._progress import ProgressLine
+from ssmax._progress import logging_to_terminal
 from ssmax.errors import NonfiniteError, UsageError
 from ssmax_lab.data import prepare
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM, load_lm
-from ssmax_lab.records import read_journal
+from ssmax_lab.records import read_metrics
 from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
-from ssmax_lab.train.interrupt import graceful_shutdown
-from ssmax_lab.train.journal import Journal, JournalMark
-from ssmax_lab.train.loop import accumulate_gradients
-from ssmax_lab.train.optimizer import learning_rate, make_optimizer
-from ssmax_lab.train.parallel import Loss, clip_gradients
+from ssmax_lab.train.dist import clip_gradients, single_process
+from ssmax_lab.train.loop import accumulate_gradients, graceful_shutdown
+from ssmax_lab.train.metrics import MetricsMark, MetricsWriter, flops_per_token
 from ssmax_lab.train.run_config import resumed_config
-from ssmax_lab.train.samples import Batch
-from ssmax_lab.train.watch import Watch, flops_per_token
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.task import Batch, LMTask, Loss, learning_rate
 
-CPU = alone(torch.device("cpu"))
+CPU = single_process(torch.device("cpu"))
 
 
 def weights_of(folder):
@@ -45,15 +41,16 @@ def assert_equal_runs(one, other):
 
 def test_a_run_leaves_what_the_next_rooms_read(small, tmp_path, capsys):
     config = small("b")
-    outcome = pretrain(config, tmp_path / "run", world=CPU)
+    with logging_to_terminal():
+        outcome = pretrain(config, tmp_path / "run", ranks=CPU)
     assert (outcome.step, outcome.stopped_by) == (12, None)
-    steps = read_journal(tmp_path / "run" / "metrics.jsonl", "step")
+    steps = read_metrics(tmp_path / "run" / "metrics.jsonl", "step")
     assert [line["step"] for line in steps] == list(range(1, 13))
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert [line["lr"] for line in steps[:5]] == pytest.approx([5e-4, 1e-3, 1.5e-3, 2e-3, 2e-3])
-    looks = read_journal(tmp_path / "run" / "metrics.jsonl", "validation")
+    looks = read_metrics(tmp_path / "run" / "metrics.jsonl", "validation")
     assert [line["step"] for line in looks] == [5, 10, 12]
-    scales = read_journal(tmp_path / "run" / "metrics.jsonl", "scale")
+    scales = read_metrics(tmp_path / "run" / "metrics.jsonl", "scale")
     assert [line["step"] for line in scales] == [3, 6, 9, 12]
     assert len(scales[0]["values"]["blocks.1.attention.ssmax.s"]) == 2
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -62,7 +59,8 @@ def test_a_run_leaves_what_the_next_rooms_read(small, tmp_path, capsys):
     assert stored["data"]["tokenizer"] == "bytes"
     model = load_lm(tmp_path / "run" / "model")
     assert model.config.rule == "ssmax"
-    assert "step 12/12" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert out == "" and "step 12/12" in err
 
 
 def test_the_tokenizer_of_a_run_is_that_of_its_text_byte_for_byte(small, tmp_path):
@@ -73,42 +71,42 @@ def test_the_tokenizer_of_a_run_is_that_of_its_text_byte_for_byte(small, tmp_pat
     options = {"tokenizer": str(tmp_path / "windows.json"), "workers": 1}
     prepare(tmp_path / "text.txt", tmp_path / "text", **options)
     config = small("a", data__folder=str(tmp_path / "text"), run__steps=1, model__vocab_size=768)
-    pretrain(config, tmp_path / "run", world=CPU, quiet=True)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     assert (tmp_path / "run" / "tokenizer.json").read_bytes() == definition
 
 
 def test_two_runs_of_one_seed_are_one_run(small, tmp_path):
     for name in ("one", "other"):
-        pretrain(small("d"), tmp_path / name, world=CPU)
+        pretrain(small("d"), tmp_path / name, ranks=CPU)
     assert_equal_runs(tmp_path / "one", tmp_path / "other")
 
 
 def test_f_may_branch_off_from_a(small, tmp_path):
     """A run that switches is the other one until then, so its first part need not be made again."""
     config = small("f")
-    pretrain(config, tmp_path / "whole", world=CPU)
+    pretrain(config, tmp_path / "whole", ranks=CPU)
     a = tmp_path / "a"
-    pretrain(small("a", run__checkpoint_every=1, run__keep_checkpoints=1), a, world=CPU)
+    pretrain(small("a", run__checkpoint_every=1, run__keep_checkpoints=1), a, ranks=CPU)
     assert not branch(a, config.switch_step, tmp_path / "too late")
     assert not (tmp_path / "too late").exists()
     a = tmp_path / "kept"
     kept = small("a", run__checkpoint_every=1, run__keep_checkpoints=1)
-    pretrain(kept, a, world=CPU, keep_step=config.switch_step)
+    pretrain(kept, a, ranks=CPU, keep_step=config.switch_step)
     steps = sorted(read_state(folder).step for folder in (a / "checkpoints").glob("step-*"))
     assert steps == [config.switch_step, 12]
     for _ in range(2):  # killed before anything was written down, it is done once more
         assert branch(a, config.switch_step, tmp_path / "branch")
-    pretrain(config, tmp_path / "branch", world=CPU, resume=True)
+    pretrain(config, tmp_path / "branch", ranks=CPU, resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "branch")
     (checkpoint_folder(a, config.switch_step) / "state.json").write_text("{}")
     assert not branch(a, config.switch_step, tmp_path / "damaged")
 
 
 def test_micro_batches_do_not_change_a_run(small, tmp_path):
-    pretrain(small("b", run__micro_batch=4), tmp_path / "whole", world=CPU)
-    pretrain(small("b", run__micro_batch=1), tmp_path / "parts", world=CPU)
+    pretrain(small("b", run__micro_batch=4), tmp_path / "whole", ranks=CPU)
+    pretrain(small("b", run__micro_batch=1), tmp_path / "parts", ranks=CPU)
     for line, other in zip(
-        *(read_journal(tmp_path / n / "metrics.jsonl", "step") for n in ("whole", "parts")),
+        *(read_metrics(tmp_path / n / "metrics.jsonl", "step") for n in ("whole", "parts")),
         strict=True,
     ):
         assert line["loss"] == pytest.approx(other["loss"], abs=1e-5)
@@ -120,31 +118,31 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
     small, tmp_path, monkeypatch, stop_after, step, letter
 ):
     config = small(letter, model__dropout_p=0.1)
-    pretrain(config, tmp_path / "whole", world=CPU)
+    pretrain(config, tmp_path / "whole", ranks=CPU)
     with monkeypatch.context() as patch:
         stop_after(patch, step)
-        outcome = pretrain(config, tmp_path / "stopped", world=CPU)
+        outcome = pretrain(config, tmp_path / "stopped", ranks=CPU)
     assert (outcome.step, outcome.stopped_by) == (step, "SIGTERM")
     # What was written after the checkpoint, by a process that then died.
     with (tmp_path / "stopped" / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 99}\n{"kind": "st')
-    pretrain(resumed_config(tmp_path / "stopped", {}), tmp_path / "stopped", world=CPU, resume=True)
+    pretrain(resumed_config(tmp_path / "stopped", {}), tmp_path / "stopped", ranks=CPU, resume=True)
     assert_equal_runs(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_resuming_a_finished_run_changes_nothing(small, tmp_path):
-    pretrain(small("b"), tmp_path / "run", world=CPU)
-    journal = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    outcome = pretrain(small("b"), tmp_path / "run", world=CPU, resume=True)
+    pretrain(small("b"), tmp_path / "run", ranks=CPU)
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    outcome = pretrain(small("b"), tmp_path / "run", ranks=CPU, resume=True)
     assert outcome.step == 12
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == journal
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
 
 
 def test_more_steps_go_on_where_fewer_ended(small, tmp_path):
-    pretrain(small("b"), tmp_path / "short", world=CPU)
+    pretrain(small("b"), tmp_path / "short", ranks=CPU)
     longer = resumed_config(tmp_path / "short", {"run.steps": "16"})
-    pretrain(longer, tmp_path / "short", world=CPU, resume=True)
-    pretrain(small("b", run__steps=16), tmp_path / "long", world=CPU)
+    pretrain(longer, tmp_path / "short", ranks=CPU, resume=True)
+    pretrain(small("b", run__steps=16), tmp_path / "long", ranks=CPU)
     for (name, mine), theirs in zip(
         weights_of(tmp_path / "short").items(), weights_of(tmp_path / "long").values(), strict=True
     ):
@@ -152,24 +150,26 @@ def test_more_steps_go_on_where_fewer_ended(small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("letter", "changes", "message"),
+    ("letter", "overrides", "message"),
     [
-        ("b", {"optim.lr": "1"}, "optim.lr cannot change in a run that goes on"),
+        ("b", {"optim.lr": "1"}, "optim.lr cannot change in a run that resumes"),
         ("b", {"run.batch_size": "8"}, "run.batch_size cannot change"),
         ("f", {"run.steps": "16"}, "run.steps cannot change in a run whose schedule or switch"),
     ],
 )
-def test_what_was_computed_cannot_be_changed_afterwards(small, tmp_path, letter, changes, message):
-    pretrain(small(letter, run__steps=2), tmp_path / "run", world=CPU)
+def test_what_was_computed_cannot_be_changed_afterwards(
+    small, tmp_path, letter, overrides, message
+):
+    pretrain(small(letter, run__steps=2), tmp_path / "run", ranks=CPU)
     with pytest.raises(ValueError, match=message):
-        resumed_config(tmp_path / "run", changes)
+        resumed_config(tmp_path / "run", overrides)
 
 
 def test_the_switch_leaves_every_other_weight_and_its_optimizer_bit_equal(small, tmp_path):
     """(f) at its switch is (a) at that step: the same journal before, the same tensors."""
     config = small("f", switch__last_fraction=0.5, run__checkpoint_every=6, run__keep_checkpoints=9)
-    pretrain(config, tmp_path / "f", world=CPU)
-    pretrain(small("a", run__steps=6, run__checkpoint_every=6), tmp_path / "a", world=CPU)
+    pretrain(config, tmp_path / "f", ranks=CPU)
+    pretrain(small("a", run__steps=6, run__checkpoint_every=6), tmp_path / "a", ranks=CPU)
     from safetensors import safe_open
 
     def tensors(run, step):
@@ -192,10 +192,10 @@ def test_the_switch_leaves_every_other_weight_and_its_optimizer_bit_equal(small,
 @pytest.mark.parametrize("letter", ["a", "b", "c", "d", "f", "probe", "temperature", "sqrt_log"])
 def test_every_configuration_trains(small, tmp_path, letter):
     outcome = pretrain(
-        small(letter, run__steps=4, schedule__warmup_steps=0), tmp_path / "run", world=CPU
+        small(letter, run__steps=4, schedule__warmup_steps=0), tmp_path / "run", ranks=CPU
     )
     assert outcome.step == 4
-    losses = [line["loss"] for line in read_journal(tmp_path / "run" / "metrics.jsonl", "step")]
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl", "step")]
     assert losses[-1] < losses[0] - 0.01
 
 
@@ -223,7 +223,7 @@ def test_what_the_new_model_starts_from_is_what_the_old_one_ended_with(
         optim__lr=0.01,
         run__keep_checkpoints=9,
     )
-    pretrain(config, tmp_path / "run", world=CPU)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     ((found, after),) = started
     ended = {n: torch.zeros_like(t) for n, t in after.items() if ".ssmax." not in n}
     load_tensors(found, ended, CPU)
@@ -238,10 +238,10 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
     import gc
     import weakref
 
-    from ssmax_lab.train import trainee
+    from ssmax_lab.train import task
 
     models, alive = [], []
-    real = trainee.LM
+    real = task.LM
 
     def built(config):
         gc.collect()
@@ -250,64 +250,64 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(trainee, "LM", built)
-    pretrain(small("f", run__steps=4), tmp_path / "run", world=CPU)
+    monkeypatch.setattr(task, "LM", built)
+    pretrain(small("f", run__steps=4), tmp_path / "run", ranks=CPU)
     assert alive == [0, 0]
 
 
 def test_a_start_that_is_refused_leaves_the_name_free(small, tmp_path, monkeypatch):
-    from ssmax_lab.train import trainee
+    from ssmax_lab.train import task
 
     def unbuildable(_):
         raise ValueError("no such model")
 
     config = small("b", data__validation_windows=0, run__steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(trainee, "LM", unbuildable)
+        patch.setattr(task, "LM", unbuildable)
         with pytest.raises(ValueError, match="no such model"):
-            pretrain(config, tmp_path / "run", world=CPU)
+            pretrain(config, tmp_path / "run", ranks=CPU)
     assert not (tmp_path / "run" / "config.json").exists()
-    pretrain(config, tmp_path / "run", world=CPU)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     before = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(ValueError, match="data.seed cannot change in a run that goes on"):
-        other = config.replaced({"data.seed": 5, "run.steps": 4})
-        pretrain(other, tmp_path / "run", world=CPU, resume=True)
+    with pytest.raises(ValueError, match="data.seed cannot change in a run that resumes"):
+        other = config.with_overrides({"data.seed": 5, "run.steps": 4})
+        pretrain(other, tmp_path / "run", ranks=CPU, resume=True)
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
 def test_the_same_command_resumes(small, tmp_path):
     config = small("b", run__steps=2)
-    pretrain(config, tmp_path / "run", world=CPU)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     same = resumed_config(tmp_path / "run", {"optim.lr": str(config.optim.lr), "run.steps": "2"})
     assert same.optim == config.optim
 
 
 def test_a_run_cannot_be_made_shorter_than_it_is(small, tmp_path):
-    pretrain(small("b", run__steps=4), tmp_path / "run", world=CPU)
+    pretrain(small("b", run__steps=4), tmp_path / "run", ranks=CPU)
     shorter = resumed_config(tmp_path / "run", {"run.steps": 2})
     with pytest.raises(ValueError, match="has done 4 steps already"):
-        pretrain(shorter, tmp_path / "run", world=CPU, resume=True)
+        pretrain(shorter, tmp_path / "run", ranks=CPU, resume=True)
 
 
 def test_a_run_that_goes_on_has_no_finished_model_yet(small, tmp_path, monkeypatch, stop_after):
-    pretrain(small("b", run__steps=4), tmp_path / "run", world=CPU)
+    pretrain(small("b", run__steps=4), tmp_path / "run", ranks=CPU)
     short = weights_of(tmp_path / "run")
     stop_after(monkeypatch, 2)
     longer = resumed_config(tmp_path / "run", {"run.steps": 8})
-    assert pretrain(longer, tmp_path / "run", world=CPU, resume=True).step == 6
+    assert pretrain(longer, tmp_path / "run", ranks=CPU, resume=True).step == 6
     assert not (tmp_path / "run" / "model").exists()
     newest = weights_of(tmp_path / "run")
     assert not torch.equal(short["head.weight"], newest["head.weight"])
 
 
-def test_a_bias_below_zero_is_no_s_below_zero(small, tmp_path, capsys):
+def test_a_bias_below_zero_is_no_s_below_zero(small, tmp_path, caplog):
     config = small("d", optim__lr=0.05, schedule__warmup_steps=0)
-    pretrain(config, tmp_path / "run", world=CPU)
-    values = read_journal(tmp_path / "run" / "metrics.jsonl", "scale")[-1]["values"]
+    pretrain(config, tmp_path / "run", ranks=CPU)
+    values = read_metrics(tmp_path / "run" / "metrics.jsonl", "scale")[-1]["values"]
     flat = {key: [v for name, row in values.items() if name.endswith(key) for v in row]
             for key in (".s", ".bias")}  # fmt: skip
     assert min(flat[".bias"]) < 0 < min(flat[".s"])
-    assert "below 0" not in capsys.readouterr().out
+    assert "below 0" not in caplog.text
 
 
 def poison(monkeypatch, at_step):
@@ -316,9 +316,9 @@ def poison(monkeypatch, at_step):
 
     calls = {"steps": 0}
 
-    def poisoned(loss, batches, world, precision):
+    def poisoned(loss, batches, ranks, precision):
         calls["steps"] += 1
-        value = accumulate_gradients(loss, batches, world, precision)
+        value = accumulate_gradients(loss, batches, ranks, precision)
         if calls["steps"] == at_step:
             for parameter in loss.parameters():
                 parameter.grad.fill_(torch.nan)
@@ -333,70 +333,71 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
 ):
     poison(monkeypatch, 7)
     with pytest.raises(NonfiniteError, match=r"at step 7; the last good checkpoint is .*00000004"):
-        pretrain(small("b"), tmp_path / "run", world=CPU)
-    found = newest_checkpoint(tmp_path / "run", print)
+        pretrain(small("b"), tmp_path / "run", ranks=CPU)
+    found, _ = newest_checkpoint(tmp_path / "run")
     assert found is not None and read_state(found).step == 4
-    kinds = [line["kind"] for line in read_journal(tmp_path / "run" / "metrics.jsonl")]
+    kinds = [line["kind"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert kinds[-1] == "nonfinite"
     monkeypatch.undo()
-    outcome = pretrain(small("b"), tmp_path / "run", world=CPU, resume=True)
-    pretrain(small("b"), tmp_path / "clean", world=CPU)
+    outcome = pretrain(small("b"), tmp_path / "run", ranks=CPU, resume=True)
+    pretrain(small("b"), tmp_path / "clean", ranks=CPU)
     assert outcome.step == 12
     assert_equal_runs(tmp_path / "run", tmp_path / "clean")
 
 
-def test_a_loss_that_is_not_finite_is_skipped_and_counted(small, tmp_path, monkeypatch, capsys):
+def test_a_loss_that_is_not_finite_is_skipped_and_counted(small, tmp_path, monkeypatch, caplog):
     poison(monkeypatch, 7)
     config = small("b", run__on_nonfinite="skip")
-    assert pretrain(config, tmp_path / "run", world=CPU).step == 12
-    found = newest_checkpoint(tmp_path / "run", print)
+    assert pretrain(config, tmp_path / "run", ranks=CPU).step == 12
+    found, _ = newest_checkpoint(tmp_path / "run")
     assert found is not None and read_state(found).skipped == 1
     assert all(weight.isfinite().all() for weight in weights_of(tmp_path / "run").values())
-    (line,) = read_journal(tmp_path / "run" / "metrics.jsonl", "nonfinite")
+    (line,) = read_metrics(tmp_path / "run" / "metrics.jsonl", "nonfinite")
     assert line["step"] == 7
-    assert "step 7: loss nan" in capsys.readouterr().out
+    assert "step 7: loss nan" in caplog.text
 
 
-def test_an_s_below_zero_is_said_aloud(small, tmp_path, capsys):
+def test_an_s_below_zero_is_warned_of(small, tmp_path, caplog):
     config = small("b", optim__lr=0.5, schedule__warmup_steps=0, optim__max_grad_norm=0)
-    pretrain(config, tmp_path / "run", world=CPU)
-    said = capsys.readouterr().out
-    assert re.search(r"an s is below 0: -0\.\d{4} in head \d of blocks\.\d\.attention", said)
-    assert said.startswith(f"{tmp_path / 'run'}: {config.run.steps:,} steps of ")
+    pretrain(config, tmp_path / "run", ranks=CPU)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    message = record.getMessage()
+    assert re.search(r"an s is below 0: -0\.\d{4} in head \d of blocks\.\d\.attention", message)
 
 
 def test_other_samples_are_another_run(small, tmp_path):
     config = small("b", run__steps=2)
-    pretrain(config, tmp_path / "run", world=CPU)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     (tmp_path / "text.txt").write_text("Quite another text. " * 500)
     prepare(tmp_path / "text.txt", tmp_path / "other", tokenizer="bytes", workers=1)
-    other = config.replaced({"run.steps": 4, "data.folder": str(tmp_path / "other")})
+    other = config.with_overrides({"run.steps": 4, "data.folder": str(tmp_path / "other")})
     with pytest.raises(ValueError, match="other samples"):
-        pretrain(other, tmp_path / "run", world=CPU, resume=True)
+        pretrain(other, tmp_path / "run", ranks=CPU, resume=True)
 
 
 def test_what_cannot_change_cannot_change_from_python_either(small, tmp_path):
-    pretrain(small("b", run__steps=2), tmp_path / "run", world=CPU)
+    pretrain(small("b", run__steps=2), tmp_path / "run", ranks=CPU)
     for config in (small("b", run__steps=4, optim__lr=0.5), small("a", run__steps=4)):
-        with pytest.raises(ValueError, match="cannot change in a run that goes on"):
-            pretrain(config, tmp_path / "run", world=CPU, resume=True)
+        with pytest.raises(ValueError, match="cannot change in a run that resumes"):
+            pretrain(config, tmp_path / "run", ranks=CPU, resume=True)
 
 
 def test_a_folder_holds_one_run(small, tmp_path):
-    pretrain(small("b", run__steps=1), tmp_path / "run", world=CPU)
-    with pytest.raises(ValueError, match=r"holds a run already; go on with --resume"):
-        pretrain(small("b"), tmp_path / "run", world=CPU)
+    pretrain(small("b", run__steps=1), tmp_path / "run", ranks=CPU)
+    with pytest.raises(ValueError, match=r"holds a run already; continue it with --resume"):
+        pretrain(small("b"), tmp_path / "run", ranks=CPU)
 
 
 def test_a_vocabulary_that_does_not_fit_is_refused(small, tmp_path):
     with pytest.raises(ValueError, match=r"vocabulary of 257; the model has 100: set model.vocab"):
-        pretrain(small("b", model__vocab_size=100), tmp_path / "run", world=CPU)
+        pretrain(small("b", model__vocab_size=100), tmp_path / "run", ranks=CPU)
     assert not (tmp_path / "run").exists()
 
 
 def test_weight_decay_is_for_matrices_alone(small):
     model = LM(small("d").model)
-    decayed, free = make_optimizer(model, small("d").optim, CPU.device).param_groups
+    decayed, free = LMTask().optimizer(model, small("d").optim, CPU.device).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert all(parameter.dim() >= 2 for parameter in decayed["params"])
     free_names = {names[id(parameter)] for parameter in free["params"]}
@@ -464,50 +465,39 @@ def test_flops_are_six_for_every_weight_in_a_product(small):
     assert flops_per_token(config) == 6 * weights + attention
 
 
-def test_a_journal_shorter_than_its_checkpoint_is_refused(tmp_path):
+def test_metrics_shorter_than_its_checkpoint_are_refused(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(ValueError, match="holds 3 bytes, the checkpoint was written after 10"):
-        Journal(tmp_path / "metrics.jsonl", mark=JournalMark(bytes=10))
+        MetricsWriter(tmp_path / "metrics.jsonl", mark=MetricsMark(bytes=10))
 
 
 @pytest.mark.parametrize(("old", "new", "fault"), [
     (b'"lr": 0', b'"lr": 1', "its checksum differs"),
     (b'"loss"', b'"loss#', "line 1 cannot be read"),
 ])  # fmt: skip
-def test_a_journal_that_was_changed_is_refused(small, tmp_path, old, new, fault):
+def test_metrics_that_were_changed_are_refused(small, tmp_path, old, new, fault):
     run, other = tmp_path / "run", tmp_path / "other"
-    pretrain(small("a", run__steps=4), run, world=CPU)
+    pretrain(small("a", run__steps=4), run, ranks=CPU)
     path = run / "metrics.jsonl"
     whole = path.read_bytes()
     assert old in whole
     path.write_bytes(whole.replace(old, new, 1))
     longer = resumed_config(run, {"run.steps": 6})
     with pytest.raises(UsageError, match=rf"metrics.jsonl was changed .*{fault}"):
-        pretrain(longer, run, world=CPU, resume=True)
+        pretrain(longer, run, ranks=CPU, resume=True)
     with pytest.raises(UsageError, match="metrics.jsonl was changed"):
         branch(run, 4, other)
     assert not other.exists()
     path.write_bytes(whole)
-    assert pretrain(longer, run, world=CPU, resume=True).step == 6
+    assert pretrain(longer, run, ranks=CPU, resume=True).step == 6
 
 
 def test_a_line_cut_short_is_not_written_on(tmp_path):
     (tmp_path / "events.jsonl").write_text('{"kind": "start"}\n{"kind": "che')
-    journal = Journal(tmp_path / "events.jsonl")
-    journal.append(kind="start")
-    journal.close()
-    assert read_journal(tmp_path / "events.jsonl") == [{"kind": "start"}] * 2
-
-
-def test_who_stops_reading_stops_nothing(monkeypatch):
-    def closed(*_, **__):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    line = ProgressLine()
-    monkeypatch.setattr("builtins.print", closed)
-    line.say("one")
-    line.show("two", is_last=True)
-    line.close()
+    events = MetricsWriter(tmp_path / "events.jsonl")
+    events.append("start")
+    events.close()
+    assert read_metrics(tmp_path / "events.jsonl") == [{"kind": "start"}] * 2
 
 
 def test_a_closed_terminal_is_a_request():
@@ -526,17 +516,12 @@ def test_a_closed_terminal_is_a_request():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_watch_is_quiet_off_the_first_rank(capsys):
-    Watch(is_shown=False).say("hello")
-    assert capsys.readouterr().out == ""
-
-
 def test_curves_for_tensorboard(small, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = small("b", run__steps=6, run__tensorboard=True)
-    pretrain(config, tmp_path / "run", world=CPU, quiet=True)
+    pretrain(config, tmp_path / "run", ranks=CPU)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("step/loss")] == [1, 2, 3, 4, 5, 6]
     assert len(events.Scalars("blocks.1.attention.ssmax.s/1")) == 2

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssmax_lab.records import read_journal
+from ssmax_lab.records import read_metrics
 from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.world import alone
+from ssmax_lab.train.dist import single_process
 
 WORKER = Path(__file__).parent / "worker.py"
 
 
-CPU = alone(torch.device("cpu"))
+CPU = single_process(torch.device("cpu"))
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def train(run_ranks):
     def train(ranks, folder, config: TrainConfig):
         if ranks == 1:
             is_there = (folder / "config.json").exists()
-            pretrain(config, folder, world=CPU, resume=is_there, quiet=True)
+            pretrain(config, folder, ranks=CPU, resume=is_there)
             return []
         return run_ranks(ranks, str(WORKER), str(folder), json.dumps(config.to_dict()))
 
@@ -37,7 +37,7 @@ def train(run_ranks):
 
 
 def losses(folder, kind="step"):
-    return [line["loss"] for line in read_journal(folder / "metrics.jsonl", kind)]
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl", kind)]
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
@@ -61,13 +61,13 @@ def test_two_ranks_are_one(small, tmp_path, train, parallel):
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, before, after):
     config = small("b", run__steps=8, run__parallel="fsdp2")
-    longer = config.replaced({"run.steps": 16})
+    longer = config.with_overrides({"run.steps": 16})
     train(before, tmp_path / "run", config)
     train(after, tmp_path / "run", longer)
     train(1, tmp_path / "whole", longer)
     run = {
         line["step"]: line["loss"]
-        for line in read_journal(tmp_path / "run" / "metrics.jsonl", "step")
+        for line in read_metrics(tmp_path / "run" / "metrics.jsonl", "step")
     }
     assert list(run) == list(range(1, 17))
     assert list(run.values()) == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
@@ -90,7 +90,9 @@ def test_an_error_of_one_rank_is_a_line_of_each(small, tmp_path, tokens):
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=120, check=False
     )
-    said = [line for line in done.stderr.splitlines() if line.startswith(("ssmax:", "ssmax ("))]
+    said = [
+        line for line in done.stderr.splitlines() if line.startswith(("ssmax-lab:", "ssmax-lab ("))
+    ]
     # On a busy machine torchrun may end the second rank before it has spoken.
     assert said and all("holds a run already" in line for line in said)
     assert len({line.split(":")[0] for line in said}) == len(said) <= 2
@@ -108,20 +110,20 @@ def test_where_the_first_rank_cannot_write_none_waits(small, tmp_path, run_ranks
 
 
 def test_a_signal_to_torchrun_is_a_checkpoint_of_all_ranks(tmp_path, tokens):
-    changes = [
+    overrides = [
         "model.train_length=16", "model.hidden_size=16", "model.num_layers=1", "run.steps=100000",
         "run.batch_size=2", "run.micro_batch=1",
     ]  # fmt: skip
     command = command_line(2, tmp_path, "pretrain", "--device", "cpu", "--data", str(tokens))
-    for change in changes:
+    for change in overrides:
         command += ["--set", change]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    journal = tmp_path / "quick-b" / "metrics.jsonl"
+    metrics = tmp_path / "quick-b" / "metrics.jsonl"
     try:
-        while not (journal.exists() and journal.read_bytes().count(b"\n") > 5):
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
             assert process.poll() is None
             time.sleep(0.05)
     finally:
@@ -136,6 +138,6 @@ def test_a_signal_to_torchrun_is_a_checkpoint_of_all_ranks(tmp_path, tokens):
 def test_four_ranks_of_a_sharded_run_read_what_two_wrote(small, tmp_path, train):
     config = small("d", run__steps=8, run__parallel="fsdp2")
     train(2, tmp_path / "run", config)
-    train(4, tmp_path / "run", config.replaced({"run.steps": 12}))
-    train(1, tmp_path / "whole", config.replaced({"run.steps": 12}))
+    train(4, tmp_path / "run", config.with_overrides({"run.steps": 12}))
+    train(1, tmp_path / "whole", config.with_overrides({"run.steps": 12}))
     assert losses(tmp_path / "run")[-1] == pytest.approx(losses(tmp_path / "whole")[-1], abs=1e-5)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ssmax_lab.train import joined_world, pretrain
+from ssmax_lab.train import init_distributed, pretrain
 from ssmax_lab.train.config import TrainConfig
 
 
@@ -24,8 +24,8 @@ def gloo_threads() -> list[str]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, config = Path(sys.argv[1]), TrainConfig.from_dict(json.loads(sys.argv[2]))
-    with joined_world("cpu") as world:
-        outcome = pretrain(config, folder, world=world, resume=(folder / "config.json").exists())
+    with init_distributed("cpu") as ranks:
+        outcome = pretrain(config, folder, ranks=ranks, resume=(folder / "config.json").exists())
     print(f"outcome {outcome.step} {outcome.stopped_by} {outcome.loss}")
     if config.run.parallel == "ddp":
         # The system lists a thread a moment longer than it lives.

@@ -3,6 +3,7 @@
 Every public name is loaded on first use, so `import ssmax` costs no torch.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from ssmax._lazy import door
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from ssmax.ops.attention import attention_rows as attention_rows
     from ssmax.ops.attention import ssmax_attention as ssmax_attention
     from ssmax.ops.length import initial_s as initial_s
+    from ssmax.ops.length import rope_limit as rope_limit
     from ssmax.ops.rope import apply_rope as apply_rope
     from ssmax.ops.rope import rope_tables as rope_tables
     from ssmax.ops.rope_scale.api import rope_scale as rope_scale
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from ssmax.ops.visible import visible_keys as visible_keys
 
 __version__ = "0.1.0"
+# Silent until somebody configures the logging.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOME_OF = {
     "SSMaxScale": "nn",
@@ -35,6 +39,7 @@ _HOME_OF = {
     "attention_rows": "ops.attention",
     "initial_s": "ops.length",
     "num_visible_keys": "ops.visible",
+    "rope_limit": "ops.length",
     "rope_scale": "ops.rope_scale.api",
     "rope_ssmax": "ops.rope_scale.api",
     "rope_tables": "ops.rope",
@@ -56,6 +61,7 @@ __all__ = [
     "nn",
     "num_visible_keys",
     "ops",
+    "rope_limit",
     "rope_scale",
     "rope_ssmax",
     "rope_tables",

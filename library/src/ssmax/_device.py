@@ -1,4 +1,4 @@
-"""The device that a verb works on. Its name is checked without torch."""
+"""Select the device to work on; its name is checked without torch."""
 
 import os
 from typing import TYPE_CHECKING
@@ -15,8 +15,8 @@ def check_device(device: str | None) -> None:
         raise UsageError(f"device must be cpu or cuda, got {device!r}")
 
 
-def device_of(device: str | None) -> "torch.device":
-    """cpu or this rank's GPU by name; None: what there is."""
+def select_device(device: str | None) -> "torch.device":
+    """Select cpu or this rank's GPU by name; None: what there is."""
     check_device(device)
     import torch
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and folders that one process has to itself."""
+"""Write files and folders whole or not at all; hold folders for one process."""
 
 import contextlib
 import errno
@@ -64,7 +64,7 @@ def _usable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that gets its name once it is whole and on disk, or never."""
+    """Open a file that gets its name once it is whole and on disk, or never."""
     # What a killed process left under this name is overwritten.
     partial = path.with_name(path.name + ".partial")
     file = partial.open("wb")
@@ -82,14 +82,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A text file that is the old one or the new one, also after a loss of power."""
+    """Write a text file that is the old one or the new one, also after a loss of power."""
     with whole_file(path) as file:
         file.write(text.encode())
 
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill that takes the place of an empty one, or of none, once it is full.
+    """Make a folder to fill that takes the place of an empty one, or of none, once it is full.
 
     Nothing of it is left behind by an error, nor by SIGTERM or SIGHUP.
     """
@@ -112,7 +112,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _ending_by_exception() -> Iterator[None]:
-    """Within, a signal that would end the process at once raises SystemExit instead."""
+    """Let a signal that would end the process at once raise SystemExit instead."""
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's alone.
         yield
@@ -137,7 +137,7 @@ def _ending_by_exception() -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """The names in a folder, on disk."""
+    """Put the names in a folder on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

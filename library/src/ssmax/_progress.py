@@ -1,59 +1,103 @@
-"""Progress of long work, in one line."""
+"""Show what long work says: log lines by `logging`, and one progress bar on a terminal.
 
+Every module logs to the logger of its name. The loggers `ssmax` and `ssmax_lab` are silent until
+somebody configures them; the command lines do so with `logging_to_terminal`.
+"""
+
+import logging
 import math
+import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 SECONDS_BETWEEN_LINES = 5.0
+BAR = 20
+"""Characters of the progress bar."""
 
 
-class ProgressLine:
-    """Progress in one line: written over on a terminal, elsewhere a new one every few seconds."""
+def log_progress(
+    logger: logging.Logger, what: str, done: int, total: int, details: str = ""
+) -> None:
+    """Log that `done` of `total` are done; `logging_to_terminal` draws a bar of it."""
+    text = f"{what} {done:,}/{total:,}" + (f"  {details}" if details else "")
+    logger.info("%s", text, extra={"progress": done / max(total, 1)})
 
-    def __init__(self, *, is_shown: bool = True) -> None:
-        self._is_shown = is_shown
-        self._is_live = is_shown and sys.stdout.isatty()
-        self._is_open = False
-        self._last = -math.inf
 
-    def show(self, text: str, *, is_last: bool = False) -> None:
-        """How far it is."""
-        now = time.monotonic()
-        is_soon = not is_last and now - self._last < SECONDS_BETWEEN_LINES
-        if not self._is_shown or (is_soon and not self._is_live):
-            return
-        self._last = now
-        if self._is_live:
-            # A line that wraps could not be written over.
-            text = text[: shutil.get_terminal_size().columns - 1]
-            self._print(f"\r\x1b[K{text}", end="")
-            self._is_open = True
-        else:
-            self._print(text)
+@contextmanager
+def logging_to_terminal(stream: TextIO | None = None) -> Iterator[None]:
+    """Write what `ssmax` and `ssmax_lab` log to a stream, by default standard error.
 
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        if self._is_shown:
-            self._print(f"\r\x1b[K{text}" if self._is_live else text)
-            self._is_open = False
+    Of several ranks the first alone writes.
+    """
+    handler = TerminalHandler(stream or sys.stderr)
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.CRITICAL
+    loggers = [logging.getLogger(name) for name in ("ssmax", "ssmax_lab")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(level)
+        # The root's handlers are the application's, which here is the command line.
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        handler.close()
+        for logger, (old_level, old_propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(old_level)
+            logger.propagate = old_propagate
+
+
+class TerminalHandler(logging.Handler):
+    """Draws progress in one line on a terminal; elsewhere writes a line every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream: TextIO = stream
+        self._is_terminal: bool = stream.isatty()
+        self._is_read: bool = True
+        self._has_bar: bool = False
+        self._last: float = -math.inf
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record; progress overwrites earlier progress."""
+        text, share = self.format(record), getattr(record, "progress", None)
+        if share is None:
+            self._write(f"{text}\n")
+            self._has_bar = False
+        elif self._is_terminal:
+            filled = "#" * round(BAR * min(share, 1.0))
+            # A line that wraps could not be overwritten.
+            self._write(f"[{filled:-<{BAR}}] {text}"[: shutil.get_terminal_size().columns - 1])
+            self._has_bar = True
+        elif share >= 1.0 or time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = time.monotonic()
+            self._write(f"{text}\n")
 
     def close(self) -> None:
-        """Leave the last line standing."""
-        if self._is_open:
-            self._print("")
-            self._is_open = False
+        """Leave the bar standing."""
+        if self._has_bar:
+            self._has_bar = False
+            self._write("\n", over="")
+        super().close()
 
-    def _print(self, text: str, end: str = "\n") -> None:
+    def _write(self, text: str, over: str = "\r\x1b[K") -> None:
+        if not self._is_read:
+            return
         try:
-            print(text, end=end, flush=True)
-        except OSError:
-            # Nobody reads it any more; the work goes on.
-            self._is_shown = False
+            self._stream.write(over + text if self._is_terminal else text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            # Nobody reads it any more; the work continues.
+            self._is_read = False
 
 
 def clock(seconds: float) -> str:
-    """m:ss, h:mm:ss, or days."""
+    """Format a time as m:ss, h:mm:ss, or days."""
     minutes, second = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours >= 48:
@@ -62,7 +106,7 @@ def clock(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """Minutes, hours or days, for what is only estimated."""
+    """Format an estimated time as minutes, hours or days."""
     minutes = max(1, round(seconds / 60))
     if minutes < 120:
         return f"{minutes} min"

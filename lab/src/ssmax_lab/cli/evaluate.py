@@ -1,171 +1,267 @@
-"""What a measurement came to, as a person reads it."""
+"""Measure what the paper measures, of a run or of Hugging Face models, from the command line."""
 
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmax._device import check_device
-from ssmax._progress import ProgressLine
+import typer
+
+from ssmax._progress import log_progress
+from ssmax.cli.options import Device, Json
 from ssmax.errors import UsageError
-from ssmax.hf.sources import CONFIG as ADAPTER
-from ssmax.hf.sources import check_source, check_typed
-from ssmax.nn.rules import RULES
-from ssmax_lab.cli.options import USUAL_DIGITS
-from ssmax_lab.cli.prepare import default_text, text_of_shipped
-from ssmax_lab.cli.runs import check_run
-from ssmax_lab.data.preparation import text_to_measure
-from ssmax_lab.records import to_json_line
-from ssmax_lab.report.findings import FADING, NEEDLE, NEEDLE_SCORE, POSITION_LOSS
-from ssmax_lab.train.questions import digits_taught
-from ssmax_lab.train.run_config import read_run_config
+from ssmax_lab.cli.data import default_text, text_of_shipped
+from ssmax_lab.cli.options import A_RUN, TOKENIZERS, USUAL_DIGITS, Theta
+from ssmax_lab.tiny import run_folder
 
 if TYPE_CHECKING:
     from ssmax_lab.study.measurement import Measurement
 
+logger = logging.getLogger(__name__)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "position-loss": {"length": [2048], "documents": 32, "batch": 1},
+    "needle": {"length": None, "depths": 11, "trials": 20, "digits": None, "batch": 8, "seed": 0},
+    "needle-score": {
+        "length": None, "trials": 100, "depth": None, "digits": None, "batch": 8, "seed": 0,
+    },
+    "sharpness": {"length": [2048], "documents": 8},
+    "all": {"length": [1024], "documents": 8, "depths": 5, "trials": 10, "digits": None, "seed": 0},
+}  # fmt: skip
+"""What can be measured, and the options that each takes, with their defaults."""
 
-class Counter:
-    """A live line that counts; silent where a script reads."""
 
-    def __init__(self, *, is_shown: bool) -> None:
-        self._line = ProgressLine(is_shown=is_shown)
+def evaluate(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="position-loss, the loss at every position (figure 5); needle, a hidden number "
+            "asked for (figure 6); needle-score, the attention on it (figures 7 and 8); sharpness, "
+            "how sharp attention is as the context grows; or all.",
+        ),
+    ],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="RUN", parser=run_folder, help=f"{A_RUN} Or --hf.")
+    ] = None,
+    hf: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--hf", metavar="MODEL", help="A folder, or a name on the Hub; may be repeated."
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None, typer.Option(help="Measure the --hf model without and with this adapter.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help=f"For --hf: {TOKENIZERS}; by default the model's own.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder that ssmax-lab data prepare wrote; by default the run's."),
+    ] = None,
+    theta: Theta = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(help="Replace the run's rule first; ssmax makes configuration e of a."),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    length: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Of a document or context: by default 2048, for all 1024; needle, for which it "
+            "may be repeated, 1, 2 and 4 training lengths; needle-score 2.",
+        ),
+    ] = None,
+    documents: Annotated[
+        int | None, typer.Option(help="How many: position-loss 32, sharpness and all 8.")
+    ] = None,
+    depths: Annotated[
+        int | None,
+        typer.Option(help="Of needles: how many, from start to end: needle 11, all 5."),
+    ] = None,
+    depth: Annotated[
+        float | None, typer.Option(help="Of all needle-score's needles; by default drawn for each.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(help="Of every depth: needle 20, all 10; of needle-score: 100, all 10."),
+    ] = None,
+    digits: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Of a number; by default as a run was fine-tuned on, else {USUAL_DIGITS}."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Texts at a time: position-loss 1, needles 8.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of needles and texts; by default 0.")] = None,
+    device: Device = None,
+    json_: Json = False,
+) -> None:
+    """Measure a run, or Hugging Face models beside each other.
 
-    def __call__(self, what: str, done: int, total: int) -> None:
-        """So many are done."""
-        self._line.show(f"{what} {done:,}/{total:,}", is_last=done == total)
-        if done == total:
-            self._line.close()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Models:
-    """What is to be measured: a run, or models of Hugging Face side by side."""
-
-    run: Path | None
-    hf: Sequence[str]
-    adapter: Path | None
-    tokenizer: str | None
-    data: Path | None
-    theta: float | None
-    rule: str | None
-    results: Path
-    device: str | None
-    as_json: bool
-
-    def __post_init__(self) -> None:
-        if (self.run is None) == (not self.hf):
-            raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")
-        if self.run is not None and (self.adapter or self.tokenizer):
-            raise UsageError("--adapter and --tokenizer go with --hf; a run has its own")
-        if self.run is not None:
-            check_run(self.run, otherwise=f"; for a Hugging Face model: --hf {self.run}")
-            read_run_config(self.run)
-        check_device(self.device)
-        if self.rule is not None and self.run is not None and self.rule not in RULES:
-            raise UsageError(f"--rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        if self.data is not None:
-            text_to_measure(self.data, is_for_tests=True)
-        for source in self.hf:
-            check_source(
-                source,
-                of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
-            )
-            check_typed(source)
-        if self.hf and self.rule is not None:
-            raise UsageError(
-                f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
-                f"{self.hf[0]} OUT --rule {self.rule}, and then measured as --hf OUT"
-            )
-        if self.hf and self.theta is not None:
-            raise UsageError(
-                "--theta is a run's; for a Hugging Face model copy its folder, set the rope_theta "
-                f"in config.json of the copy to {self.theta:g} (one without rope_theta has no "
-                "theta), and measure the copy with --hf"
-            )
-        if self.adapter is not None and len(self.hf) != 1:
-            raise UsageError(f"--adapter goes with one --hf, got {len(self.hf)}")
-        # Its base is measured first, which may take hours.
-        if self.adapter is not None and not (self.adapter / ADAPTER).is_file():
-            raise UsageError(
-                f"{self.adapter} holds no adapter: ssmax convert MODEL {self.adapter} --adapter "
-                "writes one"
-            )
-
-    def measurements(self) -> "Iterator[Measurement]":
-        """One after the other, so that one model at a time is in memory.
-
-        An adapter's base is measured without it first.
-        """
+    Stopped, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
+    """
+    options = _options(
+        what, length=length, documents=documents, depths=depths, depth=depth, trials=trials,
+        digits=digits, batch=batch, seed=seed,
+    )  # fmt: skip
+    hf = hf or []
+    _check(folder, hf, adapter=adapter, tokenizer=tokenizer, data=data, theta=theta, rule=rule,
+           device=device)  # fmt: skip
+    if folder is not None:
         from ssmax_lab.study.measurement import Measurement
 
-        if self.run is not None:
-            data = self.data or text_of_shipped(self.run, is_shown=not self.as_json)
-            yield Measurement.of_run(
-                self.run, data=data, theta=self.theta, rule=self.rule, results=self.results,
-                device=self.device,
-            )  # fmt: skip
-            return
-        from ssmax.hf.adapter import check_base
-        from ssmax_lab.model.hf_causal_lm import causal_config
-        from ssmax_lab.study.hf_measurement import (
-            check_same_tokens,
-            hf_measurement,
-            hf_name,
-            hf_tokenizer,
+        measurements = iter([
+            Measurement.of_run(
+                folder, data=data or text_of_shipped(folder), theta=theta, rule=rule,
+                results=results, device=device,
+            )
+        ])  # fmt: skip
+    else:
+        measurements = _hf_measurements(hf, adapter, tokenizer, data, results, device)
+    measure, measured = MEASURE[what], []
+    for here in measurements:
+        if hf and not json_:
+            print(here.run)
+        measure(here, as_json=json_, **options)
+        measured.append(here.run)
+    if hf and not json_:
+        _show_side_by_side(results, measured)
+
+
+def _options(what: str, **given: Any) -> dict[str, Any]:
+    """Complete the options of a measurement; refuse what it does not take."""
+    if what not in OPTIONS:
+        raise UsageError(f"WHAT must be one of {', '.join(OPTIONS)}, got {what!r}")
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name not in OPTIONS[what]:
+            takes = ", ".join(f"--{known}" for known in OPTIONS[what])
+            raise UsageError(f"--{name} is not an option of {what}, which takes {takes}")
+        if name == "length" and what != "needle" and len(value) > 1:
+            raise UsageError(f"--length may be repeated for needle alone, got {len(value)}")
+    options = {**OPTIONS[what], **given}
+    if what != "needle":
+        options["length"] = (options["length"] or [None])[0]
+    return options
+
+
+def _check(
+    run: Path | None,
+    hf: Sequence[str],
+    *,
+    adapter: Path | None,
+    tokenizer: str | None,
+    data: Path | None,
+    theta: float | None,
+    rule: str | None,
+    device: str | None,
+) -> None:
+    """Refuse what can be told before torch is imported."""
+    from ssmax._device import check_device
+    from ssmax.hf.sources import CONFIG, check_source, check_typed
+    from ssmax.nn.rules import RULES
+    from ssmax_lab.data.preparation import text_to_measure
+    from ssmax_lab.train.run_config import read_run_config
+
+    if (run is None) == (not hf):
+        raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")
+    if run is not None and (adapter or tokenizer):
+        raise UsageError("--adapter and --tokenizer go with --hf; a run has its own")
+    if run is not None:
+        read_run_config(run, otherwise=f"; for a Hugging Face model: --hf {run}")
+    check_device(device)
+    if rule is not None and run is not None and rule not in RULES:
+        raise UsageError(f"--rule must be one of {', '.join(RULES)}, got {rule!r}")
+    if data is not None:
+        text_to_measure(data, is_for_tests=True)
+    for source in hf:
+        check_source(
+            source,
+            of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
+        )
+        check_typed(source)
+    if hf and rule is not None:
+        raise UsageError(
+            f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
+            f"{hf[0]} OUT --rule {rule}, and then measured as --hf OUT"
+        )
+    if hf and theta is not None:
+        raise UsageError(
+            "--theta is a run's; for a Hugging Face model copy its folder, set the rope_theta "
+            f"in config.json of the copy to {theta:g} (one without rope_theta has no "
+            "theta), and measure the copy with --hf"
+        )
+    if adapter is not None and len(hf) != 1:
+        raise UsageError(f"--adapter goes with one --hf, got {len(hf)}")
+    # Its base is measured first, which may take hours.
+    if adapter is not None and not (adapter / CONFIG).is_file():
+        raise UsageError(
+            f"{adapter} holds no adapter: ssmax convert MODEL {adapter} --adapter writes one"
         )
 
-        models: list[tuple[str, Path | None]] = [(source, None) for source in self.hf]
-        if self.adapter is not None:
-            models.append((self.hf[0], self.adapter))
-        short = [hf_name(source, adapter) for source, adapter in models]
-        names = [
-            _with_its_folder(source, name) if short.count(name) > 1 else name
-            for (source, _), name in zip(models, short, strict=True)
-        ]
-        if len(set(names)) < len(names):
-            raise UsageError(f"two models are called {max(short, key=short.count)!r}; rename one")
-        # Before its tokenizer is missed, and before another is measured for hours.
-        configs = [causal_config(source) for source in self.hf]
-        if self.adapter is not None:
-            check_base(self.adapter, self.hf[0], configs[0])
-        tokenizer = self.tokenizer or hf_tokenizer(self.hf[0])
-        for source in self.hf[1:]:
-            check_same_tokens(source, tokenizer)
-        data = self.data or default_text(tokenizer, is_shown=not self.as_json)
-        for (source, adapter), name in zip(models, names, strict=True):
-            yield hf_measurement(
-                source,
-                adapter=adapter,
-                name=name,
-                tokenizer=tokenizer,
-                data=data,
-                results=self.results,
-                device=self.device,
-            )
 
-    def each(self, measure: "Callable[[Measurement], None]") -> None:
-        """Measure them all; several are then shown beside each other."""
-        measured = []
-        for here in self.measurements():
-            if self.hf and not self.as_json:
-                print(here.run)
-            measure(here)
-            measured.append(here.run)
-        if self.hf and not self.as_json:
-            show_side_by_side(self.results, measured)
+def _hf_measurements(
+    hf: Sequence[str],
+    adapter: Path | None,
+    tokenizer: str | None,
+    data: Path | None,
+    results: Path,
+    device: str | None,
+) -> "Iterator[Measurement]":
+    """Load one model after the other, so that one at a time is in memory.
+
+    An adapter's base comes without it first.
+    """
+    from ssmax.hf.adapter import check_base
+    from ssmax_lab.model.hf_causal_lm import causal_config
+    from ssmax_lab.study.hf_measurement import (
+        check_same_tokens,
+        hf_measurement,
+        hf_name,
+        hf_tokenizer,
+    )
+
+    models: list[tuple[str, Path | None]] = [(source, None) for source in hf]
+    if adapter is not None:
+        models.append((hf[0], adapter))
+    short = [hf_name(source, used) for source, used in models]
+    names = [
+        _with_its_folder(source, name) if short.count(name) > 1 else name
+        for (source, _), name in zip(models, short, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two models are called {max(short, key=short.count)!r}; rename one")
+    # Before its tokenizer is missed, and before another is measured for hours.
+    configs = [causal_config(source) for source in hf]
+    if adapter is not None:
+        check_base(adapter, hf[0], configs[0])
+    tokenizer = tokenizer or hf_tokenizer(hf[0])
+    for source in hf[1:]:
+        check_same_tokens(source, tokenizer)
+    data = data or default_text(tokenizer)
+    for (source, used), name in zip(models, names, strict=True):
+        yield hf_measurement(
+            source, adapter=used, name=name, tokenizer=tokenizer, data=data, results=results,
+            device=device,
+        )  # fmt: skip
 
 
 def _with_its_folder(source: str, name: str) -> str:
-    """A folder's name behind that of the folder that it lies in; a name on the Hub as it is."""
+    """Put a folder's name behind that of the folder around it; a name on the Hub stays."""
     path = Path(source).resolve()
     # What finetune wrote is called by its run, the folder around the model's.
     own = next((one for one in (path, path.parent) if one.name == name), None)
     return name if own is None or not path.exists() else f"{own.parent.name}/{name}"
 
 
-def show_side_by_side(results: Path, runs: Sequence[str]) -> None:
-    """The table of these, and the page of all that a folder of results holds."""
+def _show_side_by_side(results: Path, runs: Sequence[str]) -> None:
+    """Print the table of these, and name the page of all that a folder of results holds."""
     from ssmax_lab.report.side_by_side import SideBySide, text_table, write_side_by_side
 
     found, page = write_side_by_side(results)
@@ -175,30 +271,13 @@ def show_side_by_side(results: Path, runs: Sequence[str]) -> None:
     print(f"\nthe page{beside}: {page.resolve()}")
 
 
-def everything(
-    here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
-    digits: int | None, as_json: bool,
-) -> None:  # fmt: skip
-    """All four, at one length."""
-    digits = digits_asked_for(here, digits, is_shown=not as_json)
-    position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
-    fading(here, length=length, documents=documents, as_json=as_json)
-    needle(
-        here, lengths=[length], depths=depths, trials=trials, digits=digits, batch=1, seed=seed,
-        as_json=as_json,
-    )  # fmt: skip
-    needle_score(
-        here, length=length, trials=trials, depth=None, digits=digits, batch=1, seed=seed,
-        as_json=as_json,
-    )  # fmt: skip
-
-
-def position_loss(
+def _position_loss(
     here: "Measurement", *, length: int, documents: int, batch: int, as_json: bool
 ) -> None:
-    """Figure 5's numbers of one run."""
+    from ssmax_lab.records import POSITION_LOSS
+
     record = here.position_loss(
-        length=length, documents=documents, batch=batch, on_progress=Counter(is_shown=not as_json)
+        length=length, documents=documents, batch=batch, on_progress=_progress
     )
     if as_json:
         return _print_lines([record])
@@ -210,83 +289,45 @@ def position_loss(
     print(f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}")
 
 
-def digits_asked_for(here: "Measurement", given: int | None, *, is_shown: bool) -> int:
-    """As many as are given; else as many as a run was fine-tuned on, else the paper's."""
-    if given is not None:
-        return given
-    learned = here.identity.get("run", {}).get("data", {}).get("questions", "")
-    digits = digits_taught(learned)
-    if is_shown:
-        why = "" if digits is None else ", as the run was fine-tuned on"
-        print(f"numbers of {digits or USUAL_DIGITS} digits{why}; --digits takes others")
-    return digits or USUAL_DIGITS
-
-
-def needle(
-    here: "Measurement",
-    *,
-    lengths: list[int] | None,
-    depths: int,
-    trials: int,
-    digits: int | None,
-    batch: int,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Figure 6's numbers of one run."""
+def _needle(
+    here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
+    as_json: bool, **options: int,
+) -> None:  # fmt: skip
     import numpy as np
 
     from ssmax_lab.eval.retrieval import accuracy
+    from ssmax_lab.records import NEEDLE
 
-    digits = digits_asked_for(here, digits, is_shown=not as_json)
-    lengths = lengths or [here.usual_length * factor for factor in (1, 2, 4)]
+    lengths = length or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
     found = here.needle(
-        lengths=lengths,
-        depths=places,
-        trials=trials,
-        digits=digits,
-        batch=batch,
-        seed=seed,
-        on_progress=Counter(is_shown=not as_json),
-    )
+        lengths=lengths, depths=places, digits=_digits(here, digits), on_progress=_progress,
+        **options,
+    )  # fmt: skip
     if as_json:
         return _print_lines(found)
-    for length in lengths:
-        cells = [trial for trial in found if trial.length == length]
+    for tokens in lengths:
+        cells = [trial for trial in found if trial.length == tokens]
         first = sum(trial.first_digit for trial in cells) / len(cells)
-        print(f"context {length:6,}  whole number {accuracy(cells):.3f}  first digit {first:.3f}")
+        print(f"context {tokens:6,}  whole number {accuracy(cells):.3f}  first digit {first:.3f}")
     print(here.results / NEEDLE)
 
 
-def needle_score(
-    here: "Measurement",
-    *,
-    length: int | None,
-    trials: int,
-    depth: float | None,
-    digits: int | None,
-    batch: int,
-    seed: int,
-    as_json: bool,
-) -> None:
-    """Figure 8's numbers of one run."""
-    digits = digits_asked_for(here, digits, is_shown=not as_json)
-    scores = here.needle_scores(
-        length=length or 2 * here.usual_length,
-        trials=trials,
-        depth=depth,
-        digits=digits,
-        batch=batch,
-        seed=seed,
-        on_progress=Counter(is_shown=not as_json),
-    )
-    if as_json:
-        return _print_lines(scores)
+def _needle_score(
+    here: "Measurement", *, length: int | None, depth: float | None, trials: int,
+    digits: int | None, as_json: bool, **options: int,
+) -> None:  # fmt: skip
     import numpy as np
 
     from ssmax_lab.eval.needle_score import top_heads
+    from ssmax_lab.records import NEEDLE_SCORE
 
+    scores = here.needle_scores(
+        length=length or 2 * here.usual_length, depth=depth, trials=trials,
+        digits=_digits(here, digits), on_progress=_progress, **options,
+    )  # fmt: skip
+    if as_json:
+        return _print_lines(scores)
     mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
     for layer, head, score in top_heads(mean, 5):
         print(f"layer {layer:2} head {head:2}  mean needle score {score:.4f}")
@@ -294,22 +335,59 @@ def needle_score(
     print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
 
 
-def fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
-    """Figure 1 in the wild, of one run."""
-    record = here.fading(
-        length=length, documents=documents, on_progress=Counter(is_shown=not as_json)
-    )
-    if as_json:
-        return _print_lines([record])
+def _sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
     import numpy as np
 
+    from ssmax_lab.records import SHARPNESS
+
+    record = here.sharpness(length=length, documents=documents, on_progress=_progress)
+    if as_json:
+        return _print_lines([record])
     for index, keys in enumerate(record.num_keys):
         largest = np.mean([head[index] for layer in record.largest for head in layer])
         entropy = np.mean([head[index] for layer in record.entropy for head in layer])
         print(f"n {keys:6,}  largest weight {largest:.4f}  entropy {entropy:.3f}")
-    print(here.results / FADING)
+    print(here.results / SHARPNESS)
+
+
+def _all(
+    here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
+    digits: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    needles = {"trials": trials, "digits": _digits(here, digits), "batch": 1, "seed": seed}
+    _position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
+    _sharpness(here, length=length, documents=documents, as_json=as_json)
+    _needle(here, length=[length], depths=depths, as_json=as_json, **needles)
+    _needle_score(here, length=length, depth=None, as_json=as_json, **needles)
+
+
+MEASURE: dict[str, Callable[..., None]] = {
+    "position-loss": _position_loss,
+    "needle": _needle,
+    "needle-score": _needle_score,
+    "sharpness": _sharpness,
+    "all": _all,
+}
+
+
+def _digits(here: "Measurement", given: int | None) -> int:
+    """Take as many as are given; else as many as a run was fine-tuned on, else the paper's."""
+    if given is not None:
+        return given
+    from ssmax_lab.train.questions import digits_taught
+
+    learned = here.identity.get("run", {}).get("data", {}).get("questions", "")
+    digits = digits_taught(learned)
+    why = "" if digits is None else ", as the run was fine-tuned on"
+    logger.info(f"numbers of {digits or USUAL_DIGITS} digits{why}; --digits takes others")
+    return digits or USUAL_DIGITS
+
+
+_progress = functools.partial(log_progress, logger)
 
 
 def _print_lines(records: Sequence[object]) -> None:
-    """For a script: the records, a line each."""
-    print("".join(map(to_json_line, records)), end="")
+    """Print records for a script, a line each."""
+    from ssmax_lab.records import to_jsonl
+
+    print(to_jsonl(records), end="")

@@ -5,16 +5,12 @@ from typing import Annotated
 
 import typer
 
-from ssmax_lab.tiny import NAMES
+from ssmax_lab.tiny import TINY, run_folder
 
 USUAL_DIGITS = 7
 """Of a hidden number, as in the paper."""
-TINY = f"{', '.join(NAMES)}, which come with the package"
 A_RUN = f"A run's folder; or {TINY}."
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder that ssmax-lab data prepare wrote; by default the run's."),
-]
+Run = Annotated[Path, typer.Argument(metavar="RUN", parser=run_folder, help=A_RUN)]
 OpenPage = Annotated[
     bool | None, typer.Option("--open/--no-open", help="Show the page; by default on a desktop.")
 ]
@@ -22,3 +18,7 @@ Theta = Annotated[
     float | None, typer.Option(help="Base of the rotary frequencies; by default the run's.")
 ]
 TOKENIZERS = "gpt2, gpt2-digits, bytes, small, or the path of a tokenizer.json"
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4; may be repeated."),
+]

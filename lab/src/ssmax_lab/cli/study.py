@@ -1,4 +1,4 @@
-"""A reproduction as a person sees it: the plan, the verdicts, the page."""
+"""Reproduce the paper, from the command line: the plan, the verdicts, the page."""
 
 import contextlib
 import dataclasses
@@ -9,21 +9,16 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from ssmax.cli.options import Device, Json
 from ssmax.errors import UsageError
-from ssmax_lab.data.sources import EMBEDDED
-from ssmax_lab.records import Comparison
-from ssmax_lab.report.captions import CLAIMS, overall
-from ssmax_lab.report.findings import STUDY
-from ssmax_lab.report.side_by_side import text_table, write_side_by_side
-from ssmax_lab.study.conductor import LOGS
-from ssmax_lab.study.pieces import gather
-from ssmax_lab.study.plan import read_figures
-from ssmax_lab.study.presets import study_named
-from ssmax_lab.study.reproduction import is_computed, report, reproduce
-from ssmax_lab.study.text import check_embedded_is_enough, check_source
-from ssmax_lab.train.config import read_overrides
-from ssmax_lab.train.questions import check_files, with_full_paths
+from ssmax_lab.cli.options import OpenPage, Sets
+
+if TYPE_CHECKING:
+    from ssmax_lab.records import Comparison
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
@@ -40,36 +35,94 @@ DECIDED = {
 """What a study sets itself, and the option that tells it how."""
 
 
-def reproduce_shown(
-    preset: str,
-    *,
-    configs: str | None,
-    seeds: int | None,
-    first_seed: int,
-    only: Sequence[str],
-    dry_run: bool,
-    out: Path | None,
-    text: str | None,
-    data: Path | None,
-    test: Path | None,
-    questions: str | None,
-    sets: Sequence[str],
-    workers: int | None,
-    launcher: str,
-    device: str | None,
-    minutes: float | None,
-    piece: str,
-    records: Path | None,
-    open_page: bool | None,
-    as_json: bool,
+def reproduce(
+    preset: Annotated[
+        str, typer.Option(help="quick, small, gpu, paper, or quick:VARIANT, small:VARIANT.")
+    ] = "quick",
+    configs: Annotated[
+        str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Of every configuration; by default the preset's.")
+    ] = None,
+    first_seed: Annotated[int, typer.Option(help="Seeds are counted from it.")] = 0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIGURE", help="figure1 to figure8, or C1 to C8; may be repeated."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
+    ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="What to train on: embedded, a file or folder of .txt/.jsonl/.parquet, hf:NAME, "
+            "or tokens:PATH. Needed for small and gpu; by default the preset's text.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder that ssmax-lab data prepare wrote, in place of --text."),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(help="Likewise, to measure on; by default data's validation side."),
+    ] = None,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            help="To fine-tune on: a file in SQuAD's format, hidden:7, or both as FILE+hidden:7; "
+            "by default the preset's."
+        ),
+    ] = None,
+    set_: Sets = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Jobs side by side; by default the preset's.")
+    ] = None,
+    launcher: Annotated[
+        str, typer.Option(help='Before every training, as "torchrun --nproc-per-node 8".')
+    ] = "",
+    device: Device = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Save and stop after so many, with 75; the same command resumes."),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="The name of this machine's part of a larger study.")
+    ] = "",
+    records: Annotated[
+        Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
+    ] = None,
+    open_page: OpenPage = None,
+    json_: Json = False,
 ) -> int:
-    """Reproduce, say what came out; the exit code."""
+    """Reproduce the paper on this machine, from training to its page.
+
+    Stopped, the same command resumes.
+    """
+    from ssmax_lab.study.text import TOKENS_TRAINED, check_embedded_is_enough, check_source
+
+    # Before torch is loaded, where neither --set nor --only could change the answer.
+    if text is None and data is None and not set_ and not only:
+        check_embedded_is_enough(preset, TOKENS_TRAINED.get(preset.partition(":")[0], 0))
+
+    from ssmax_lab.data.sources import EMBEDDED
+    from ssmax_lab.records import LOGS
+    from ssmax_lab.study.plan import read_figures
+    from ssmax_lab.study.presets import study_named
+    from ssmax_lab.study.reproduction import is_computed
+    from ssmax_lab.study.reproduction import reproduce as run_study
+    from ssmax_lab.train.config import read_overrides
+    from ssmax_lab.train.questions import check_files, with_full_paths
+
     study = study_named(preset)
-    changes = read_overrides(sets)
+    changes = read_overrides(set_ or [])
     for key in DECIDED.keys() & changes.keys():
         raise UsageError(f"{key} is different for every run of a study; give {DECIDED[key]}")
     study = study.with_settings(changes)
-    figures = read_figures(only)
+    figures = read_figures(only or [])
     if text is not None:
         if data is not None:
             raise UsageError("--text and --data both name the text to train on; give one of them")
@@ -81,8 +134,8 @@ def reproduce_shown(
         study = study.with_questions(with_full_paths(questions))
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        done = reproduce(
+    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        done = run_study(
             study,
             folder,
             configurations=[name.strip() for name in configs.split(",")] if configs else None,
@@ -95,21 +148,21 @@ def reproduce_shown(
             workers=workers,
             launcher=_words(launcher),
             minutes=minutes,
-            piece=piece,
+            part=part,
             records=records,
-            command=shlex.join(["ssmax", *sys.argv[1:]]),
+            command=shlex.join(["ssmax-lab", *sys.argv[1:]]),
             dry_run=dry_run,
         )
     if dry_run:
         return 0
     if done.page is not None:
-        _show(done.comparisons, done.page, open_page=open_page, as_json=as_json)
+        _show(done.comparisons, done.page, open_page=open_page, as_json=json_)
     for name, words in done.failed.items():
         log = folder / LOGS / f"{name}.log"
-        print(f"ssmax: {name} failed: {words}; all of it in {log}", file=sys.stderr)
+        print(f"ssmax-lab: {name} failed: {words}; all of it in {log}", file=sys.stderr)
     if done.stopped_by is not None:
         why = f"the {minutes:g} minutes are used" if done.stopped_by == "clock" else "stopped"
-        print(f"{why}; what was done is kept, the same command goes on", file=sys.stderr)
+        print(f"{why}; what was done is kept, the same command resumes", file=sys.stderr)
     if done.stopped_by == "signal":
         return 130
     if done.failed:
@@ -124,54 +177,76 @@ def _words(launcher: str) -> list[str]:
         raise UsageError(f"--launcher must be a command, got {launcher!r}: {error}") from None
 
 
-def report_shown(folder: Path, *, open_page: bool | None, as_json: bool) -> None:
-    """Judge and draw again; a folder of results alone is shown side by side."""
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="STUDY", help="A study's folder, or one of results.")
+    ],
+    open_page: OpenPage = None,
+    json_: Json = False,
+) -> None:
+    """Judge and draw again what a study has measured.
+
+    Results of ssmax-lab evaluate are shown side by side.
+    """
+    from ssmax_lab.records import STUDY
+    from ssmax_lab.report.side_by_side import text_table, write_side_by_side
+    from ssmax_lab.study.reproduction import report as judge_and_draw
+
     if not (folder / STUDY).is_file() and folder.is_dir() and any(folder.glob("*.jsonl")):
-        _show_results(folder, open_page=open_page, as_json=as_json)
+        found, page = write_side_by_side(folder)
+        rows = [dataclasses.asdict(row) for row in found.rows()]
+        _show_page(page, {"runs": found.runs, "rows": rows}, text_table(found), open_page, json_)
         return
-    comparisons, page = report(folder)
-    _show(comparisons, page, open_page=open_page, as_json=as_json)
+    comparisons, page = judge_and_draw(folder)
+    _show(comparisons, page, open_page=open_page, as_json=json_)
 
 
-def gather_shown(archives: Sequence[Path], folder: Path) -> None:
-    """Gather pieces, say which there are."""
+def merge(
+    folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
+    archives: Annotated[
+        list[Path], typer.Argument(metavar="PART", help="Files of reproduce --records.")
+    ],
+) -> None:
+    """Put the parts of a study, made on several machines, together."""
+    from ssmax_lab.study.partial import merge as put_together
+
     for archive in archives:
         if not archive.is_file():
             raise UsageError(f"there is no file {archive}")
-    pieces = gather(archives, folder)
-    count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
-    print(f"{folder} holds {count}: {', '.join(pieces)}")
+    parts = put_together(archives, folder)
+    count = f"{len(parts)} part{'s' if len(parts) != 1 else ''}"
+    print(f"{folder} holds {count}: {', '.join(parts)}")
     print(f"judge and draw them: ssmax-lab report {shlex.quote(str(folder))}")
 
 
-def _show_results(folder: Path, *, open_page: bool | None, as_json: bool) -> None:
-    found, page = write_side_by_side(folder)
-    if as_json:
-        rows = [dataclasses.asdict(row) for row in found.rows()]
-        print(json.dumps({"page": str(page.resolve()), "runs": found.runs, "rows": rows}, indent=2))
-    else:
-        print("\n".join(text_table(found)))
-        print(f"\nthe page: {page.resolve()}")
-    if _is_desktop() if open_page is None else open_page:
-        webbrowser.open(page.resolve().as_uri())
-
-
 def _show(
-    comparisons: Sequence[Comparison], page: Path, *, open_page: bool | None, as_json: bool
+    comparisons: "Sequence[Comparison]", page: Path, *, open_page: bool | None, as_json: bool
 ) -> None:
+    rows = [dataclasses.asdict(one) for one in comparisons]
+    _show_page(page, {"comparisons": rows}, table(comparisons), open_page, as_json)
+
+
+def _show_page(
+    page: Path,
+    values: dict[str, Any],
+    lines: Sequence[str],
+    open_page: bool | None,
+    as_json: bool,
+) -> None:
+    """Print a result as lines or as JSON, name its page, and open that where it is wanted."""
     if as_json:
-        rows = [dataclasses.asdict(one) for one in comparisons]
-        print(json.dumps({"page": str(page.resolve()), "comparisons": rows}, indent=2))
+        print(json.dumps({"page": str(page.resolve()), **values}, indent=2))
     else:
-        for line in table(comparisons):
-            print(line)
-        print(f"\nthe page: {page.resolve()}")
+        print("\n".join([*lines, "", f"the page: {page.resolve()}"]))
     if _is_desktop() if open_page is None else open_page:
         webbrowser.open(page.resolve().as_uri())
 
 
-def table(comparisons: Sequence[Comparison]) -> list[str]:
-    """The verdicts, claim by claim."""
+def table(comparisons: "Sequence[Comparison]") -> list[str]:
+    """List the verdicts, claim by claim."""
+    from ssmax_lab.analysis.statistics import overall
+    from ssmax_lab.report.captions import CLAIMS
+
     lines = []
     for name, text in CLAIMS.items():
         mine = [one for one in comparisons if one.claim == name]
@@ -186,7 +261,7 @@ def table(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _is_desktop() -> bool:
-    """A person at a screen: a page may be opened."""
+    """Tell whether a person is at a screen, where a page may be opened."""
     has_screen = sys.platform in ("darwin", "win32") or bool(
         os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )

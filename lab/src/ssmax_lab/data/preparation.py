@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ssmax._files import locked, make_folder, write_whole
+from ssmax._progress import log_progress
 from ssmax.errors import MachineError, UsageError
 from ssmax_lab.data.documents import Document, Part, Skipped, TokenDocument
 from ssmax_lab.data.shards import (
@@ -39,6 +41,7 @@ from ssmax_lab.data.token_files import TOKENS, open_tokens
 from ssmax_lab.data.tokenizer import FILE, Tokenizer, load_tokenizer
 from ssmax_lab.data.workers import cores, run_all
 
+logger = logging.getLogger(__name__)
 RECORDS = "tasks"
 TASK_BYTES = 64_000_000
 """Small files share a task up to this size; a larger one has its own."""
@@ -86,7 +89,6 @@ def prepare(
     workers: int | None = None,
     validation_fraction: float = 0.005,
     text_field: str = "text",
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, ShardSet]:
     """Write the tokens of a source to out/train and out/validation; return those two by name.
 
@@ -129,11 +131,9 @@ def prepare(
             found = (_finished_record(task, out, loaded.vocabulary) for task in tasks)
             records = {record.task: record for record in found if record is not None}
 
-            def report(record: Record | None = None) -> None:
-                if record is not None:
-                    records[record.task] = record
-                if on_progress is not None:
-                    on_progress(len(records), len(tasks))
+            def keep(record: Record) -> None:
+                records[record.task] = record
+                log_progress(logger, "part", len(records), len(tasks))
 
             def run(pending: list[Task], held_out_below: int) -> None:
                 for side in (TRAIN, VALIDATION) if pending else ():
@@ -141,9 +141,9 @@ def prepare(
                 job = functools.partial(
                     run_task, out=out, tokenizer=tokenizer, held_out_below=held_out_below
                 )
-                run_all(job, pending, workers=workers, on_result=report)
+                run_all(job, pending, workers=workers, on_result=keep)
 
-            report()
+            log_progress(logger, "part", len(records), len(tasks))
             run([task for task in tasks if task.name not in records], wanted)
             below = _held_out_below(source, records.values(), wanted)
             # Where a side would be empty, once more for the one document that changes sides.

@@ -1,11 +1,15 @@
-"""Weights to and from Transformers' Llama layout, without Transformers."""
+"""Bring a model into the layout of Transformers' Llama, as weights or as a folder with s."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ssmax._extras import require
+from ssmax._files import whole_folder
 from ssmax.errors import UsageError
 from ssmax_lab.model.config import LMConfig
 from ssmax_lab.model.model import LM
@@ -29,7 +33,7 @@ _INNER = {
 
 
 def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and configuration of the LlamaForCausalLM that computes the same.
+    """Give the state dict and configuration of the LlamaForCausalLM that computes the same.
 
     Llama knows softmax attention with full rotation only: anything else is refused, because it
     would load and score as another model.
@@ -70,7 +74,7 @@ def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def from_llama_weights(weights: Mapping[str, Tensor], config: LMConfig) -> LM:
-    """The model with the weights of a LlamaForCausalLM; under another rule, s starts as always."""
+    """Build a model with the weights of a LlamaForCausalLM; under a rule, s starts as always."""
     with torch.device("cpu"):
         model = LM(config)
     names = _names(config)
@@ -92,8 +96,57 @@ def from_llama_weights(weights: Mapping[str, Tensor], config: LMConfig) -> LM:
     return model
 
 
+def as_llama(model: LM, *, end: int | None = None) -> nn.Module:
+    """Build the converted LlamaForCausalLM that computes the same; `end` ends a text."""
+    transformers = require("transformers", install="ssmax-lab[hf]", purpose="exporting a run")
+    from ssmax.hf.adapter import attach_filled
+    from ssmax.hf.conversion import Conversion
+    from ssmax.hf.hook import ATTRIBUTE
+
+    weights, values = to_llama_weights(model.with_rule("softmax"))
+    config = transformers.LlamaConfig(**{**values, "eos_token_id": end})
+    dtype = weights["model.embed_tokens.weight"].dtype
+    llama = transformers.LlamaForCausalLM.from_pretrained(
+        None, config=config, state_dict=dict(weights), dtype=dtype
+    )
+    names = [f"model.layers.{layer}.self_attn" for layer in range(model.config.num_layers)]
+    record = Conversion(
+        rule=model.config.rule,
+        init="paper",
+        train_length=model.config.train_length,
+        layers=tuple(names),
+    )
+    tensors: dict[str, Tensor] = {}
+    blocks: Any = model.blocks
+    for name, block in zip(names, blocks, strict=True):
+        learned = block.attention.ssmax.state_dict()
+        tensors |= {f"{name}.{ATTRIBUTE}.{key}": value for key, value in learned.items()}
+        if model.table is not None:
+            tensors[f"{name}.{ATTRIBUTE}.table.p"] = model.table.p.detach()
+    return attach_filled(llama.eval(), record, tensors, what="the native model").eval()
+
+
+def save_as_llama(
+    model: LM, folder: Path, *, tokenizer: str | None = None, end: tuple[int, str] | None = None
+) -> None:
+    """Write the folder that `ssmax.hf.from_pretrained` loads.
+
+    `tokenizer` is the content of a tokenizer.json, `end` the token that ends a text and its name.
+    """
+    llama: Any = as_llama(model, end=None if end is None else end[0])
+    with whole_folder(folder) as partial:
+        llama.save_pretrained(partial)
+        if tokenizer is None:
+            return
+        (partial / "tokenizer.json").write_bytes(tokenizer.encode())
+        about = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if end is not None:
+            about["eos_token"] = end[1]
+        (partial / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
 def _names(config: LMConfig) -> list[tuple[str, str]]:
-    """Our name and Llama's for every weight that both have."""
+    """Pair our name and Llama's for every weight that both have."""
     names = list(_OUTER.items())
     for layer in range(config.num_layers):
         names += [

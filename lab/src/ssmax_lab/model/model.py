@@ -1,4 +1,4 @@
-"""The language model: embed, attend and feed forward a number of times, predict."""
+"""Model language: embed, attend and feed forward a number of times, predict."""
 
 # B batch, T new tokens, S keys, C hidden size, F feed-forward size, V vocabulary, H heads
 
@@ -13,15 +13,14 @@ from torch import Tensor, nn
 
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
-from ssmax.ops.visible import MaskSpec, visibility
-from ssmax_lab.model import sampling
+from ssmax.ops.visible import MaskSpec, mask_spec
 from ssmax_lab.model.config import LMConfig
-from ssmax_lab.model.decoder import PlainDecoder, decoder_kind
+from ssmax_lab.model.generation import PlainDecoder, chooser, decoder_kind, left_padded
 from ssmax_lab.model.loss import linear_cross_entropy
 
 
 def is_of_the_rule(name: str) -> bool:
-    """Whether a parameter goes with the rule: what its layers learn, or the probe's table."""
+    """Tell whether a parameter goes with the rule: what its layers learn, or the probe's table."""
     return ".ssmax." in name or name.startswith("table.")
 
 
@@ -35,7 +34,7 @@ class SwiGLU(nn.Module):
         self.down: nn.Linear = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        """(B, T, C) to (B, T, C)."""
+        """Map (B, T, C) to (B, T, C)."""
         return self.down(F.silu(self.gate(x_BTC)) * self.up(x_BTC))
 
 
@@ -65,7 +64,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTC: Tensor, more_BTC: Tensor | None, **attention: Any
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream and what has yet to be added to it, both (B, T, C); the same again.
+        """Take the residual stream and what has yet to be added to it, (B, T, C); return the same.
 
         Whoever adds norms the sum next, in one kernel of the compiler's: so the sum at the end of a
         block is left to the next. The keywords are those of SelfAttention.
@@ -97,7 +96,7 @@ class LM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal of 0.02, smaller by sqrt(2 layers) where a block adds to the residual stream."""
+        """Draw weights of std 0.02, smaller by sqrt(2 layers) where a block adds its output."""
         residual = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -106,7 +105,7 @@ class LM(nn.Module):
 
     @property
     def theta(self) -> float:
-        """Base of the rotary frequencies; may be set at any time."""
+        """Return the base of the rotary frequencies, which may be set at any time."""
         return self.rotary.theta
 
     @theta.setter
@@ -115,7 +114,7 @@ class LM(nn.Module):
 
     @torch.no_grad()
     def with_rule(self, rule: str) -> "LM":
-        """A copy under another rule: the same weights, the new rule's own at their start."""
+        """Copy under another rule: the same weights, the new rule's own at their start."""
         # Its own weights are drawn for nothing; the caller's numbers stay where they are.
         with torch.random.fork_rng(devices=[]):
             copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
@@ -128,7 +127,7 @@ class LM(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers are learned."""
+        """Count the numbers that are learned."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(
@@ -139,7 +138,7 @@ class LM(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """Logits (B, T, V). A cache is written and advanced; masks cover its keys too."""
+        """Compute logits (B, T, V). A cache is written and advanced; masks cover its keys too."""
         hidden_BTC = self.hidden(
             tokens_BT, cache=cache, key_padding_mask=key_padding_mask, cu_seqlens=cu_seqlens
         )
@@ -154,7 +153,7 @@ class LM(nn.Module):
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
     ) -> Tensor:
-        """What the head reads: (B, T, C), for a loss that never makes the logits.
+        """Compute what the head reads, (B, T, C), for a loss that never makes the logits.
 
         `max_seqlen` promises that no packed document is longer, which is faster on a GPU.
         """
@@ -175,7 +174,7 @@ class LM(nn.Module):
 
     @torch.no_grad()
     def losses(self, tokens_BT: Tensor) -> Tensor:
-        """-log p of every token given those before it, (B, T - 1), without the logits."""
+        """Compute -log p of every token given those before it, (B, T - 1), without the logits."""
         hidden_BTC = self.hidden(tokens_BT[:, :-1])
         return linear_cross_entropy(
             hidden_BTC, self.head.weight, tokens_BT[:, 1:].long(), reduction="none"
@@ -189,7 +188,7 @@ class LM(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> Iterator[Tensor]:
-        """Weights of chosen queries, (B, H, rows, S), one layer after the other.
+        """Yield the weights of chosen queries, (B, H, rows, S), one layer after the other.
 
         Memory grows with rows x tokens, never with tokens x tokens.
         """
@@ -209,7 +208,7 @@ class LM(nn.Module):
         max_new_tokens: int,
         **options: Any,
     ) -> list[list[int]]:
-        """Continue every prompt; the new tokens of each, up to and without its stop token.
+        """Continue every prompt; return the new tokens of each, up to and without its stop token.
 
         Options are those of `stream`. Prompts may differ in length; each comes out as it does
         alone.
@@ -233,17 +232,17 @@ class LM(nn.Module):
         generator: torch.Generator | None = None,
         decoder: str = "auto",
     ) -> Iterator[list[int | None]]:
-        """Each step's token for every prompt, None for one that has stopped.
+        """Yield each step's token for every prompt, None for one that has stopped.
 
         `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
         likeliest that together reach that probability. `decoder` is plain, or recorded: a CUDA
         graph, which `auto` takes for 64 new tokens and more.
         """
-        choose = sampling.chooser(temperature, top_k, top_p, generator)
+        choose = chooser(temperature, top_k, top_p, generator)
         if max_new_tokens < 0:
             raise UsageError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         device = self.embedding.weight.device
-        tokens_BT, keep_BT = sampling.left_padded(prompts, self.config.vocab_size, device)
+        tokens_BT, keep_BT = left_padded(prompts, self.config.vocab_size, device)
         kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
         # A tensor's elements are told apart by what they are, not by what they hold.
         stop = frozenset(map(int, stop_tokens))
@@ -284,12 +283,12 @@ class LM(nn.Module):
         cu_seqlens: Tensor | None,
         max_seqlen: int | None = None,
     ) -> dict[int | None, dict[str, Any]]:
-        """What layers of one window need alike: who sees whom, n, and the rotary tables."""
+        """Compute what layers of one window need alike: the mask spec, n, and the rotary tables."""
         num_new = tokens_BT.shape[1]
         num_keys = num_new if cache is None else cache.length + num_new
         windows = map(self.config.window_of, range(self.config.num_layers))
-        sights = {
-            window: visibility(
+        specs = {
+            window: mask_spec(
                 num_new,
                 num_keys,
                 is_causal=True,
@@ -303,10 +302,10 @@ class LM(nn.Module):
             for window in dict.fromkeys(windows)
         }
         # Positions do not depend on what is visible.
-        rotary = self.rotary(_positions(next(iter(sights.values()))))
+        rotary = self.rotary(_positions(next(iter(specs.values()))))
         return {
             window: {"mask_spec": mask_spec, "num_keys": mask_spec.num_visible(), "rotary": rotary}
-            for window, mask_spec in sights.items()
+            for window, mask_spec in specs.items()
         }
 
     def _check_tokens(self, tokens_BT: Tensor) -> None:
@@ -318,7 +317,7 @@ class LM(nn.Module):
 
 
 def _positions(mask_spec: MaskSpec) -> Tensor:
-    """Position of every new token in its own document, padding not counted: (T,) or (B, T)."""
+    """Locate every new token in its own document, padding not counted: (T,) or (B, T)."""
     index_T = mask_spec.index()
     if mask_spec.key_padding_mask is not None:
         return (mask_spec.key_padding_mask.cumsum(-1) - 1).clamp_min(0)[:, index_T]

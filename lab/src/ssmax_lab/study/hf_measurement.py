@@ -5,7 +5,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from ssmax._device import device_of
+from ssmax._device import select_device
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax_lab.data.preparation import text_to_measure
@@ -17,7 +17,7 @@ from ssmax_lab.train.run_config import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
-"""Text by which two tokenizers are told apart."""
+"""Text that distinguishes two tokenizers."""
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
@@ -59,10 +59,10 @@ def hf_measurement(
 ) -> Measurement:
     """A model from a folder or the Hub, with an adapter's s where one is given.
 
-    Its results are told apart by `name`; `tokenizer` is a name or a path, `data` a folder that was
+    `name` is what records call it; `tokenizer` is a name or a path, `data` a folder that was
     prepared with it.
     """
-    here = device_of(device)
+    here = select_device(device)
     loaded = load_tokenizer(tokenizer)
     model = load_causal(source, adapter, dtype="auto")
     weights = weights_hash(model)
@@ -92,7 +92,7 @@ def hf_measurement(
         device=here,
         usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
         first=first,
-        model=config_hash({"weights": weights, "model": _itself(model.config)}),
+        model_hash=config_hash({"weights": weights, "model": _itself(model.config)}),
     )
     measured.check(
         tokenizer, otherwise=", or give the file that they were made with as --tokenizer"

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from ssmax._progress import logging_to_terminal
 from ssmax.errors import MachineError, NonfiniteError, UsageError
 
 PARENT_DEATH_SIGNAL = 1
@@ -37,7 +38,8 @@ def main() -> int:
     try:
         study, jobs = read_study(arguments.folder)
         job = jobs[arguments.job]
-        run_job(study, arguments.folder, job, data=arguments.data, device=arguments.device)
+        with logging_to_terminal():
+            run_job(study, arguments.folder, job, data=arguments.data, device=arguments.device)
     except Stopped as stopped:
         print(stopped)
         return 130
@@ -54,7 +56,7 @@ def main() -> int:
 
 
 def _follow_parent() -> None:
-    """Stop when the conductor is gone, however it went: nobody else would."""
+    """Stop when the scheduler is gone, however it went: nobody else would."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

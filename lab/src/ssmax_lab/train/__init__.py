@@ -1,4 +1,4 @@
-"""From tokens to runs: one loop, on one machine or many, that nothing interrupts for good.
+"""Train runs from tokens: one loop, on one machine or many, that nothing interrupts for good.
 
 Names are loaded on first use.
 """
@@ -10,6 +10,7 @@ from ssmax._lazy import door
 if TYPE_CHECKING:
     from ssmax_lab.train.config import TrainConfig as TrainConfig
     from ssmax_lab.train.converted import finetune_converted as finetune_converted
+    from ssmax_lab.train.dist import init_distributed as init_distributed
     from ssmax_lab.train.finetuning import finetune as finetune
     from ssmax_lab.train.loop import Outcome as Outcome
     from ssmax_lab.train.loop import train as train
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ssmax_lab.train.run import load_run_model as load_run_model
     from ssmax_lab.train.run import load_run_tokenizer as load_run_tokenizer
     from ssmax_lab.train.run_config import read_run_config as read_run_config
-    from ssmax_lab.train.world import joined_world as joined_world
 
 _HOME_OF = {
     "Outcome": "loop",
@@ -28,7 +28,7 @@ _HOME_OF = {
     "configured": "recipes",
     "finetune": "finetuning",
     "finetune_converted": "converted",
-    "joined_world": "world",
+    "init_distributed": "dist",
     "load_run_model": "run",
     "load_run_tokenizer": "run",
     "pretrain": "pretraining",
@@ -43,7 +43,7 @@ __all__ = [
     "configured",
     "finetune",
     "finetune_converted",
-    "joined_world",
+    "init_distributed",
     "load_run_model",
     "load_run_tokenizer",
     "pretrain",

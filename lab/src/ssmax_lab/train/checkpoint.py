@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,8 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from ssmax._files import sync_folder, write_whole
 from ssmax.errors import UsageError
 from ssmax_lab.records import METRICS
-from ssmax_lab.train.journal import JournalMark, read_marked
-from ssmax_lab.train.world import DistContext
+from ssmax_lab.train.dist import DistContext
+from ssmax_lab.train.metrics import MetricsMark, read_marked
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
 _CHUNK = 1 << 22
@@ -51,8 +51,8 @@ class TrainState:
     """Steps that are done."""
     rule: str
     """The rule of the model whose tensors these are."""
-    journal: JournalMark
-    """How far the journal was when these tensors were current."""
+    metrics: MetricsMark
+    """How far metrics.jsonl was when these tensors were current."""
     skipped: int
     """Steps left out because of a loss or gradient that was not finite."""
     data_fingerprint: str
@@ -60,7 +60,7 @@ class TrainState:
 
 
 def checkpoint_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lives."""
+    """Name the folder of a step's checkpoint."""
     return run / FOLDER / f"step-{step:08d}"
 
 
@@ -68,10 +68,10 @@ class CheckpointWriter:
     """Writes in the background; the caller waits for the copy of the tensors only."""
 
     def __init__(
-        self, run: Path, world: DistContext, *, keep: int, keep_step: int | None = None
+        self, run: Path, ranks: DistContext, *, keep: int, keep_step: int | None = None
     ) -> None:
         self.run: Path = run
-        self.world: DistContext = world
+        self.ranks: DistContext = ranks
         self.keep: int = keep
         self.keep_step: int | None = keep_step
         """Stays, however old."""
@@ -91,13 +91,13 @@ class CheckpointWriter:
         self._quiet.__exit__(None, None, None)
 
     def save(self, tensors: Mapping[str, Tensor], state: TrainState) -> None:
-        """Copy the tensors, then write them while training goes on; one at a time."""
+        """Copy the tensors, then write them while training continues; one at a time."""
         self.finish()
         final = checkpoint_folder(self.run, state.step)
         hidden = final.with_name(f".{final.name}.writing")
         # Where the first rank cannot, the others do not wait for it.
-        self.world.on_rank0(functools.partial(_make_empty, hidden))
-        written = _start_writing(dict(tensors), hidden, self.world)
+        self.ranks.on_rank0(functools.partial(_make_empty, hidden))
+        written = _start_writing(dict(tensors), hidden, self.ranks)
         self._pending = threading.Thread(
             target=self._complete, args=(written, hidden, final, state), name="checkpoint"
         )
@@ -106,7 +106,7 @@ class CheckpointWriter:
 
     @property
     def has_failed(self) -> bool:
-        """True where what was being written could not be; `finish` says why."""
+        """Tell whether what was being written could not be; `finish` says why."""
         return self._failure is not None
 
     def finish(self) -> None:
@@ -123,7 +123,7 @@ class CheckpointWriter:
     ) -> None:
         try:
             written.result()
-            if self.world.is_first:
+            if self.ranks.is_first:
                 write_whole(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
                 _write_manifest(hidden)
                 if final.exists():
@@ -140,11 +140,11 @@ class CheckpointWriter:
             # A thread has no one to raise to; `finish` does it.
             self._failure = error
         finally:
-            if self.world.is_first:
+            if self.ranks.is_first:
                 shutil.rmtree(hidden, ignore_errors=True)
 
     def _drop_others(self, newest: Path) -> None:
-        # One of a later step was not whole, or the run would have gone on from it.
+        # One of a later step was not whole, or the run would have resumed from it.
         later = [folder for folder in _steps(self.run) if folder.name > newest.name]
         old = sorted(set(_steps(self.run)) - set(later), reverse=True)[self.keep :]
         if self.keep_step is not None:
@@ -163,52 +163,52 @@ def _make_empty(folder: Path) -> None:
 
 @contextmanager
 def _quiet_when_alone() -> Iterator[None]:
-    """Within, torch does not wonder why a single process saves and loads as one."""
+    """Silence torch, which wonders why a single process saves and loads as one."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
 
 
 def _start_writing(
-    tensors: dict[str, Tensor], folder: Path, world: DistContext
+    tensors: dict[str, Tensor], folder: Path, ranks: DistContext
 ) -> concurrent.futures.Future:
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     future = async_save(
         tensors,
         storage_writer=writer,
-        process_group=world.checkpoint_group,
-        no_dist=world.size == 1,
+        process_group=ranks.checkpoint_group,
+        no_dist=ranks.size == 1,
     )
     assert isinstance(future, concurrent.futures.Future)
     return future
 
 
 def has_any(run: Path) -> bool:
-    """True where a run has checkpoints, whole or not."""
+    """Tell whether a run has checkpoints, whole or not."""
     return bool(_steps(run))
 
 
-def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is whole; those that are not are named and passed over."""
-    for folder in sorted((run / FOLDER).glob(".*.writing")):
-        say(f"{folder} was never finished and is passed over")
+def newest_checkpoint(run: Path) -> tuple[Path | None, list[str]]:
+    """Find the newest checkpoint that is whole; say why those after it are passed over."""
+    unfinished = sorted((run / FOLDER).glob(".*.writing"))
+    faults = [f"{folder} was never finished and is passed over" for folder in unfinished]
     for folder in sorted(_steps(run), reverse=True):
         fault = _fault(folder)
         if fault is None:
-            return folder
-        say(f"{folder} is not whole and is passed over: {fault}")
-    return None
+            return folder, faults
+        faults.append(f"{folder} is not whole and is passed over: {fault}")
+    return None, faults
 
 
 def branch(run: Path, step: int, folder: Path) -> bool:
-    """Give a new run another one's checkpoint of a step, and its journal until then.
+    """Give a new run another one's checkpoint of a step, and its metrics until then.
 
     False where that one has no whole checkpoint of the step.
     """
     found, there = checkpoint_folder(run, step), checkpoint_folder(folder, step)
     if _fault(found) is not None:
         return False
-    lines = read_marked(run / METRICS, read_state(found).journal)
+    lines = read_marked(run / METRICS, read_state(found).metrics)
     # What is left of an attempt that was killed.
     shutil.rmtree(there, ignore_errors=True)
     shutil.copytree(found, there)
@@ -226,12 +226,12 @@ def drop_checkpoints(run: Path, *, keep_step: int | None = None) -> None:
 
 
 def read_state(folder: Path) -> TrainState:
-    """The state of a checkpoint."""
+    """Read the state of a checkpoint."""
     values = json.loads((folder / STATE).read_text())
-    return TrainState(**{**values, "journal": JournalMark(**values["journal"])})
+    return TrainState(**{**values, "metrics": MetricsMark(**values["metrics"])})
 
 
-def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: DistContext) -> None:
+def load_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: DistContext) -> None:
     """Fill the tensors from a checkpoint, in place; one that it lacks is named."""
     stored = tensor_shapes(folder)
     for name, tensor in tensors.items():
@@ -244,11 +244,11 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor], world: DistContext
             )
     with _quiet_when_alone():
         reader = HuggingFaceStorageReader(str(folder))
-        load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
+        load(dict(tensors), storage_reader=reader, no_dist=ranks.size == 1)
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint by name."""
+    """Read the shapes of a checkpoint's tensors by name."""
     stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
     return {
         name: tuple(tensor.size)
@@ -262,7 +262,7 @@ def _steps(run: Path) -> list[Path]:
 
 
 def _fault(folder: Path) -> str | None:
-    """Why a folder is no whole checkpoint, or None."""
+    """Say why a folder is no whole checkpoint, or None."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         if STATE not in manifest or not any(name.endswith(".safetensors") for name in manifest):
@@ -299,7 +299,7 @@ def _hash(path: Path) -> str:
 
 
 def training_tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights that learn and the optimizer's state by name: sharded where they are sharded."""
+    """Collect the weights that learn and the optimizer's state by name, sharded as they are."""
     tensors: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

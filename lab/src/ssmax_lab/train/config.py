@@ -1,4 +1,4 @@
-"""What a run is made of. Born valid, never changed, written beside the run as it was resolved."""
+"""Configure a run. Born valid, never changed, written beside the run as it was resolved."""
 
 import dataclasses
 import json
@@ -18,6 +18,8 @@ Parallel = Literal["auto", "none", "ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
 Precision = Literal["float32", "bfloat16"]
 OnNonfinite = Literal["stop", "skip"]
+LENGTH = 1024
+"""Tokens of a row of a converted model, unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,8 +141,6 @@ class RunConfig:
     activation_memory_budget: float = 1.0
     """Share of the activations that torch.compile keeps for the backward pass, where it is used;
     it computes the others again, the cheapest first."""
-    record: bool = False
-    """Replay forward and backward as a CUDA graph: on one GPU, where a step is one micro-batch."""
     parallel: Parallel = "auto"
     """Over several ranks; auto: ddp."""
     checkpoint_every: int = 1000
@@ -151,8 +151,8 @@ class RunConfig:
     """Steps between looks at the validation windows."""
     scale_every: int = 100
     """Steps between records of every head's s and b."""
-    journal_every: int = 10
-    """Steps between writes to the journal, which has every step; the device is not waited for
+    metrics_every: int = 10
+    """Steps between writes to metrics.jsonl, which has every step; the device is not waited for
     in between."""
     on_nonfinite: OnNonfinite = "stop"
     """A loss or gradient that is not finite stops the run, or is skipped and counted."""
@@ -162,7 +162,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch", "checkpoint_every", "keep_checkpoints"):
             _at_least(f"run.{name}", getattr(self, name), 1)
-        for name in ("validate_every", "scale_every", "journal_every"):
+        for name in ("validate_every", "scale_every", "metrics_every"):
             _at_least(f"run.{name}", getattr(self, name), 1)
         _seed("run.seed", self.seed)
         _one_of("run.precision", self.precision, Precision)
@@ -176,14 +176,13 @@ class RunConfig:
         _one_of("run.on_nonfinite", self.on_nonfinite, OnNonfinite)
 
 
-# What may differ when a run goes on: it changes where and how the run is computed, or how much of
+# What may differ when a run resumes: it overrides where and how the run is computed, or how much of
 # it there is, not what was computed so far.
 MAY_CHANGE = (
     "run.steps",
     "run.micro_batch",
     "run.compile",
     "run.activation_memory_budget",
-    "run.record",
     "run.parallel",
     "run.checkpoint_every",
     "run.keep_checkpoints",
@@ -217,34 +216,34 @@ class TrainConfig:
 
     @property
     def switch_step(self) -> int:
-        """Steps under the model's own rule; all of them where nothing is switched."""
+        """Count the steps under the model's own rule; all of them where nothing is switched."""
         if not self.switch.rule:
             return self.run.steps
         return self.run.steps - max(1, round(self.run.steps * self.switch.last_fraction))
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that a step sees."""
+        """Count the tokens of a step."""
         return self.run.batch_size * self.model.train_length
 
     @property
     def is_bound_to_steps(self) -> bool:
-        """True where what a step does depends on how many there will be."""
+        """Tell whether what a step does depends on how many there will be."""
         return self.schedule.kind != "constant" or bool(self.switch.rule)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a file."""
+        """Give plain values, for a file."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The configuration of a file; an unknown key is an error that names the nearest one."""
-        return cls().replaced(flat(values))
+        """Read the configuration of a file; an error about an unknown key names the nearest one."""
+        return cls().with_overrides(flat(values))
 
-    def replaced(self, changes: Mapping[str, Any]) -> Self:
-        """A copy with values by their dotted names, "optim.lr"; texts are read as the field's type.
+    def with_overrides(self, overrides: Mapping[str, Any]) -> Self:
+        """Copy with values by their dotted names, "optim.lr"; texts are read as the field's type.
 
-        All changes are made at once: what is valid only together may be given together.
+        All are set at once: what is valid only together may be given together.
         """
         known = {
             f"{room.name}.{field.name}": field
@@ -252,7 +251,7 @@ class TrainConfig:
             for field in dataclasses.fields(getattr(self, room.name))
         }
         rooms: dict[str, dict[str, Any]] = {}
-        for key, value in changes.items():
+        for key, value in overrides.items():
             if key not in known:
                 raise UsageError(f"unknown key {key!r}{nearest(key, list(known))}")
             room, name = key.split(".", 1)
@@ -269,8 +268,55 @@ class TrainConfig:
         return dataclasses.replace(self, **changed)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedConfig:
+    """Somebody's model, converted."""
+
+    folder: str = ""
+    """Where `ssmax convert` left it: a whole model, or an adapter."""
+    base: str = ""
+    """Of an adapter: the folder or the name of the model that it is for."""
+    rule: str = "ssmax_bias"
+    """Filled in from the model."""
+    anneals: bool = False
+    """Filled in from the model: s and b are led to the paper's start along the steps."""
+    train_length: int = LENGTH
+    """Tokens of a row."""
+    only_ssmax: bool = False
+    """s and b learn, everything else stays."""
+    ssmax_lr: float = 1e-3
+    """Peak of the learning rate of s and b; that of all else is optim.lr."""
+    gradient_checkpointing: bool = False
+    """Compute a layer again instead of keeping what its gradient needs."""
+
+    def __post_init__(self) -> None:
+        if self.train_length < 2:
+            raise UsageError(f"model.train_length must be at least 2, got {self.train_length}")
+        if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
+            raise UsageError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedTrainConfig(TrainConfig):
+    """A run over a converted model; the loop asks of it what it asks of any other."""
+
+    model: ConvertedConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default_factory=ConvertedConfig
+    )
+
+    def __post_init__(self) -> None:
+        TrainConfig.__post_init__(self)
+        if self.switch.rule:
+            raise UsageError("switch.rule is for the paper's model; convert with another rule")
+
+    @property
+    def is_bound_to_steps(self) -> bool:
+        """Tell the same of an annealed model."""
+        return self.model.anneals or self.schedule.kind != "constant"
+
+
 def read_overrides(texts: Sequence[str]) -> dict[str, str]:
-    """`["optim.lr=3e-4"]` as a mapping."""
+    """Read `["optim.lr=3e-4"]` as a mapping."""
     overrides = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -281,7 +327,7 @@ def read_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Values of a .toml or .json file by their dotted names; a run's config.json is such a file."""
+    """Read a .toml or .json file by dotted names; a run's config.json is such a file."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     try:
@@ -300,7 +346,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their dotted names, "optim.lr"."""
+    """Give settings by their dotted names, "optim.lr"."""
     rooms = [field.name for field in dataclasses.fields(TrainConfig)]
     flat = {}
     for key, value in values.items():
@@ -314,7 +360,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_field(key: str, value: Any, field: dataclasses.Field) -> Any:
-    """The value as its field's type: texts of a command line are read, wrong types refused."""
+    """Convert a value to its field's type: texts are read, wrong types refused."""
     kinds, is_optional = _types_of(field.type)
     if is_optional and (value is None or value in ("none", "None", "")):
         return None

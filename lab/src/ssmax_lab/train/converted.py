@@ -1,4 +1,4 @@
-"""Fine-tuning a converted Hugging Face model, in the loop that trains the paper's own."""
+"""Fine-tune a converted Hugging Face model in the loop that trains the paper's own."""
 
 import math
 from collections.abc import Mapping
@@ -21,31 +21,27 @@ from ssmax_lab.data.shards import Vocabulary
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax_lab.train.config import (
+    LENGTH,
+    ConvertedConfig,
+    ConvertedTrainConfig,
     DataConfig,
     OptimConfig,
     RunConfig,
     ScheduleConfig,
 )
-from ssmax_lab.train.converted_config import (
-    LENGTH,
-    ConvertedConfig,
-    ConvertedTrainConfig,
-    check_folder_and_base,
-    check_samples,
-)
+from ssmax_lab.train.dist import DistContext, full_tensor, parallelize
 from ssmax_lab.train.finetuning import VALIDATION_ROWS, Rows, encoded_questions, question_rows
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.optimizer import adamw
-from ssmax_lab.train.parallel import spread, whole
 from ssmax_lab.train.pretraining import Windows, text_windows
 from ssmax_lab.train.questions import (
     INVENTED,
     are_same_questions,
+    check_samples,
     with_full_paths,
 )
-from ssmax_lab.train.run import model_folder, run_folder
-from ssmax_lab.train.run_config import resumed_config
-from ssmax_lab.train.world import DistContext
+from ssmax_lab.train.run import model_folder
+from ssmax_lab.train.run_config import check_folder_and_base, resumed_config
+from ssmax_lab.train.task import adamw
 
 MOST_STEPS, EPOCHS = 1000, 3
 """Unless told otherwise: steps at most, and how often every question is seen."""
@@ -62,7 +58,7 @@ class ConvertedLoss(nn.Module):
     def forward(
         self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
     ) -> Tensor:
-        """The sum over all targets that count; with bounds, rows of examples lie end to end."""
+        """Sum over all targets that count; with bounds, rows of examples lie end to end."""
         positions_BT = None
         if cu_seqlens is not None:
             inputs_BT = inputs_BT.view(-1, self.length)
@@ -79,14 +75,14 @@ class ConvertedLoss(nn.Module):
 
 
 def restarting_positions(cu_seqlens: Tensor) -> Tensor:
-    """0, 1, ... for every segment between the bounds."""
+    """Count 0, 1, ... in every segment between the bounds."""
     lengths = cu_seqlens.diff()
     starts = cu_seqlens[:-1].repeat_interleave(lengths)
     return torch.arange(len(starts), device=starts.device) - starts
 
 
-class ConvertedModel:
-    """A converted model as the loop trains it."""
+class ConvertedTask:
+    """Train a converted model."""
 
     def __init__(self, model: Any, home: str, config: ConvertedConfig) -> None:
         """`home` has the tokenizer and the processors."""
@@ -95,7 +91,7 @@ class ConvertedModel:
         self.config: ConvertedConfig = config
 
     def make(self, config: ConvertedConfig, *, is_resumed: bool) -> nn.Module:
-        """The model as it was loaded: what is frozen is in no checkpoint."""
+        """Return the model as it was loaded: what is frozen is in no checkpoint."""
         if config.only_ssmax:
             ssmax.hf.freeze_all_but_ssmax(self.model)
         if config.gradient_checkpointing:
@@ -105,16 +101,16 @@ class ConvertedModel:
             enable({"use_reentrant": False})
         return self.model.train()
 
-    def spread(self, model: Any, config: RunConfig, world: DistContext) -> nn.Module:
-        """Block by block as its own class says what must not be split."""
+    def parallelize(self, model: Any, config: RunConfig, ranks: DistContext) -> nn.Module:
+        """Wrap the loss, block by block as the model's class says what must not be split."""
         kinds = set(model._no_split_modules or ())
         blocks = [module for module in model.modules() if type(module).__name__ in kinds]
-        return spread(ConvertedLoss(model, self.config.train_length), blocks, config, world)
+        return parallelize(ConvertedLoss(model, self.config.train_length), blocks, config, ranks)
 
     def optimizer(
         self, model: nn.Module, config: OptimConfig, device: torch.device
     ) -> torch.optim.AdamW:
-        """s and b at a learning rate of their own, without decay."""
+        """Give s and b a learning rate of their own, without decay."""
         groups = ssmax.hf.param_groups(
             model, config.lr, self.config.ssmax_lr, weight_decay=config.weight_decay
         )
@@ -127,14 +123,14 @@ class ConvertedModel:
         if self.config.anneals:
             ssmax.hf.anneal(model, step / steps, (step - 1) / steps)
 
-    def write(self, model: Any, folder: Path, world: DistContext) -> None:
-        """As `ssmax.hf.from_pretrained` loads it, tokenizer and processors beside it."""
+    def save(self, model: Any, folder: Path, ranks: DistContext) -> None:
+        """Write what `ssmax.hf.from_pretrained` loads, with tokenizer and processors."""
         record = Conversion.of(model)
         if record is not None and record.init == "anneal":
             # Resumed after its last step, which said so of the copy that it was done with.
             ssmax.hf.anneal(model, 1.0, 1.0)
-        weights = {name: whole(tensor).cpu() for name, tensor in model.state_dict().items()}
-        if world.is_first:
+        weights = {name: full_tensor(tensor).cpu() for name, tensor in model.state_dict().items()}
+        if ranks.is_first:
             with model_folder(folder) as writing:
                 model.save_pretrained(writing, state_dict=weights)
                 copy_inputs(self.home, writing, model.config)
@@ -144,22 +140,21 @@ def finetune_converted(
     source: Path,
     folder: Path,
     *,
-    world: DistContext,
+    ranks: DistContext,
     base: str | None = None,
     data: Path | None = None,
     questions: str | None = None,
-    changes: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
-    quiet: bool = False,
 ) -> Outcome:
     """Fine-tune what `ssmax convert` wrote: on prepared tokens, or on questions.
 
     An adapter needs the `base` that it is for. `questions` is a file in SQuAD's format or
-    "invented", the default without `data`. `changes` are laid over what suits most models.
+    "invented", the default without `data`. `overrides` are laid over what suits most models.
     """
-    changes = dict(changes or {})
+    overrides = dict(overrides or {})
     check_samples(data, questions)
-    before = resumed_config(folder, changes, ConvertedTrainConfig) if resume else None
+    before = resumed_config(folder, overrides, ConvertedTrainConfig) if resume else None
     if before is not None:
         base = base or before.model.base
         # What is frozen is in no checkpoint: another model's weights would take its place.
@@ -172,11 +167,11 @@ def finetune_converted(
         if data is None and questions is None:
             questions = before.data.questions
             data = Path(before.data.folder) if before.data.folder else None
-        _refuse_other_samples(folder, before.data, data, questions)
+        _check_same_samples(folder, before.data, data, questions)
     model, home = _load(source, base or "")
     tokenizer_file = _tokenizer_file(home)
     tokenizer = load_tokenizer(str(tokenizer_file))
-    config = before or _first_config(model, source, base or "", world, changes)
+    config = before or _first_config(model, source, base or "", ranks, overrides)
     if data is not None:
         samples, validation = _text(data, tokenizer, home, config)
         where = {"data.folder": str(data.resolve())}
@@ -184,35 +179,27 @@ def finetune_converted(
         samples, validation, questions = _questions(questions or INVENTED, tokenizer, model, config)
         where = {"data.questions": questions}
     if before is None:
-        is_given = "run.steps" in changes
+        is_given = "run.steps" in overrides
         lengths = _lengths(config, samples, validation, are_steps_given=is_given)
-        config = config.replaced({**where, **lengths, **changes})
+        config = config.with_overrides({**where, **lengths, **overrides})
     else:
-        config = config.replaced(where)
-    with run_folder(
-        folder,
+        config = config.with_overrides(where)
+    return train(
         config,
+        folder,
+        samples,
+        ranks=ranks,
         tokenizer_from=tokenizer_file.parent,
-        world=world,
+        validation=validation if config.data.validation_windows else None,
+        task=ConvertedTask(model, home, config.model),
         resume=resume,
-        quiet=quiet,
-    ) as opened:
-        return train(
-            config,
-            folder,
-            samples,
-            world=world,
-            opened=opened,
-            validation=validation if config.data.validation_windows else None,
-            trainee=ConvertedModel(model, home, config.model),
-            resume=resume,
-        )
+    )
 
 
-def _refuse_other_samples(
+def _check_same_samples(
     folder: Path, before: DataConfig, data: Path | None, questions: str | None
 ) -> None:
-    """Prepared text may have been moved; a checkpoint knows whether it is the same."""
+    """Refuse other samples; prepared text may have been moved, a checkpoint knows it again."""
     if data is not None:
         is_same = bool(before.folder)
     else:
@@ -226,7 +213,7 @@ def _refuse_other_samples(
 
 
 def _load(source: Path, base: str) -> tuple[Any, str]:
-    """The model, and the folder or the name of whatever has its tokenizer."""
+    """Load the model; name the folder or the model on the Hub that has its tokenizer."""
     transformers = require(
         "transformers", install="ssmax-lab[hf]", purpose="ssmax-lab finetune --hf"
     )
@@ -261,7 +248,7 @@ def _tokenizer_file(home: str) -> Path:
 
 
 def _first_config(
-    model: Any, source: Path, base: str, world: DistContext, changes: Mapping[str, Any]
+    model: Any, source: Path, base: str, ranks: DistContext, overrides: Mapping[str, Any]
 ) -> ConvertedTrainConfig:
     record = Conversion.of(model)
     assert record is not None
@@ -272,7 +259,7 @@ def _first_config(
         "model.rule": record.rule,
         "model.anneals": record.init == "anneal",
     }
-    for key in changes:
+    for key in overrides:
         if key in known or key in ("data.folder", "data.questions"):
             raise UsageError(f"{key} is not a setting: the model, --data or --questions says it")
     config = ConvertedTrainConfig(
@@ -285,13 +272,13 @@ def _first_config(
             steps=MOST_STEPS,
             batch_size=16,
             micro_batch=4,
-            precision="bfloat16" if world.device.type == "cuda" else "float32",
+            precision="bfloat16" if ranks.device.type == "cuda" else "float32",
             compile=False,
             checkpoint_every=100,
             validate_every=100,
             scale_every=10,
         ),
-    ).replaced({**known, **changes})
+    ).with_overrides({**known, **overrides})
     if config.model.train_length > longest:
         raise UsageError(
             f"model.train_length must be at most {longest}, the model's max_position_embeddings, "
@@ -307,7 +294,7 @@ def _first_config(
 def _text(
     data: Path, tokenizer: Tokenizer, home: str, config: ConvertedTrainConfig
 ) -> tuple[Windows, Windows | None]:
-    """Windows of prepared tokens, to learn from and to validate with."""
+    """Open windows of prepared tokens, to learn from and to validate with."""
 
     def check(vocabulary: Vocabulary) -> None:
         if vocabulary.hash != tokenizer.vocabulary.hash:
@@ -322,7 +309,7 @@ def _text(
 def _questions(
     source: str, tokenizer: Tokenizer, model: Any, config: ConvertedTrainConfig
 ) -> tuple[Rows, Rows, str]:
-    """Packed rows to learn from and to validate with, and where they came from."""
+    """Pack rows to learn from and to validate with; name where they came from."""
     source = source if source == INVENTED else str(Path(source).resolve())
     length, seed = config.model.train_length, config.data.seed
     examples, _ = encoded_questions(source, tokenizer, length=length, seed=seed)
@@ -352,7 +339,7 @@ def _lengths(
     *,
     are_steps_given: bool,
 ) -> dict[str, int]:
-    """How many steps, and what is a share of them."""
+    """Choose how many steps, and what is a share of them."""
     if isinstance(samples, Rows):
         full = EPOCHS * samples.stream.steps_per_epoch(config.run.batch_size)
     else:

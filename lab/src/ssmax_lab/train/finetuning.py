@@ -1,7 +1,8 @@
-"""Fine-tuning on questions: the loss on the answers, examples packed but blind to each other."""
+"""Fine-tune on questions: the loss on the answers, examples packed but hidden from each other."""
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.model import LM
 from ssmax_lab.records import METRICS, RUN_CONFIG, config_hash
 from ssmax_lab.train.config import SwitchConfig, TrainConfig
+from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
 from ssmax_lab.train.questions import (
     HIDDEN,
@@ -34,12 +36,11 @@ from ssmax_lab.train.questions import (
     with_full_paths,
 )
 from ssmax_lab.train.recipes import finetuning_of
-from ssmax_lab.train.run import load_run_model, load_run_tokenizer, run_folder
+from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 from ssmax_lab.train.run_config import read_run_config, resumed_config, text_of_run
-from ssmax_lab.train.samples import Batch
-from ssmax_lab.train.trainee import LMTask
-from ssmax_lab.train.watch import flops_per_token
-from ssmax_lab.train.world import DistContext
+from ssmax_lab.train.task import Batch, LMTask
+
+logger = logging.getLogger(__name__)
 
 NUM_INVENTED, NUM_HIDDEN = 2048, 8192
 INVENTED_FACTS = 3
@@ -62,7 +63,7 @@ class Rows:
         )
 
     def rows(self, first: int, count: int) -> Batch:
-        """So many rows from the first on, one behind another, with the bounds of all examples."""
+        """Give so many rows from the first on, end to end, with the bounds of all examples."""
         rows = self.stream.batch(first, count)
         return Batch(
             inputs_BT=torch.cat([row.tokens for row in rows]).unsqueeze(0),
@@ -82,20 +83,19 @@ def finetune(
     base: Path,
     folder: Path,
     *,
-    world: DistContext,
+    ranks: DistContext,
     questions: str | None = None,
     rule: str | None = None,
-    changes: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
-    quiet: bool = False,
 ) -> Outcome:
     """Teach a run's model to answer questions; `rule` replaces its attention's before that.
 
     `questions` is a file in SQuAD's format, "invented", or "hidden" ("hidden:7" for numbers of 7
     digits), the default of a quick run; or several of them, joined by "+".
-    `changes` are laid over table 3.
+    `overrides` are laid over table 3.
     """
-    changes = dict(changes or {})
+    overrides = dict(overrides or {})
     base_config = read_run_config(base)
     if resume:
         before = resumed_config(folder, {})
@@ -114,9 +114,9 @@ def finetune(
         questions = questions or began
         seed = before.data.seed
     else:
-        _refuse_what_is_the_bases(changes)
-        given = {key: value for key, value in changes.items() if key == "data.seed"}
-        seed = base_config.replaced(given).data.seed
+        _check_overrides(overrides)
+        given = {key: value for key, value in overrides.items() if key == "data.seed"}
+        seed = base_config.with_overrides(given).data.seed
     questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
     questions = with_full_paths(questions)
     length = base_config.model.train_length
@@ -124,7 +124,7 @@ def finetune(
     samples, validation = question_rows(examples, length=length, seed=seed)
     if resume:
         # Also where no checkpoint is whole yet: then it starts again from the base's weights.
-        config = resumed_config(folder, changes).replaced({"data.questions": questions})
+        config = resumed_config(folder, overrides).with_overrides({"data.questions": questions})
         if rule not in (None, config.model.rule):
             raise UsageError(
                 f"{folder} began under the rule {config.model.rule!r}, not {rule!r}; resume "
@@ -134,36 +134,27 @@ def finetune(
     else:
         model = load_run_model(base)
         model = model if rule is None else _with_rule(model, rule)
-        changes |= {"data.questions": questions, "data.base": str(base.resolve())}
-        config = _config(base_config, model, samples, validation, changes)
-    with run_folder(
-        folder,
+        overrides |= {"data.questions": questions, "data.base": str(base.resolve())}
+        config = _config(base_config, model, samples, validation, overrides)
+    logger.info(
+        f"{len(samples.stream.examples):,} questions to learn from, "
+        f"{samples.stream.rows_in_epoch(0):,} rows of {length} tokens an epoch"
+        + (f"; {dropped:,} are longer than a row and left out" if dropped else "")
+    )
+    return train(
         config,
+        folder,
+        samples,
+        ranks=ranks,
         tokenizer_from=base,
-        world=world,
+        validation=validation if config.data.validation_windows else None,
+        task=LMTask(model),
         resume=resume,
-        quiet=quiet,
-        flops_per_token=flops_per_token(config.model),
-    ) as opened:
-        opened.watch.say(
-            f"{len(samples.stream.examples):,} questions to learn from, "
-            f"{samples.stream.rows_in_epoch(0):,} rows of {length} tokens an epoch"
-            + (f"; {dropped:,} are longer than a row and left out" if dropped else "")
-        )
-        return train(
-            config,
-            folder,
-            samples,
-            world=world,
-            opened=opened,
-            validation=validation if config.data.validation_windows else None,
-            trainee=LMTask(model),
-            resume=resume,
-        )
+    )
 
 
 def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[Rows, Rows]:
-    """To learn from, and to validate with."""
+    """Split examples into rows to learn from and rows to validate with."""
     taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
     return (
         Rows(taught, length=length, seed=seed),
@@ -176,7 +167,7 @@ def _with_rule(model: LM, rule: str) -> LM:
 
 
 def _is_same_run(one: Path, other: Path) -> bool:
-    """The same folder, or a copy: every step of both had the same loss."""
+    """Compare two runs: the same folder, or a copy, where every step had the same loss."""
 
     def told(run: Path) -> list[bytes]:
         return [
@@ -186,8 +177,8 @@ def _is_same_run(one: Path, other: Path) -> bool:
     return one.samefile(other) or (len(told(one)) == 2 and told(one) == told(other))
 
 
-def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:
-    for key in changes:
+def _check_overrides(overrides: Mapping[str, Any]) -> None:
+    for key in overrides:
         if key in ("data.base", "data.questions"):
             raise UsageError(f"{key} is told by RUN and --questions; leave it out of the settings")
         if key.startswith("model.") or key in ("data.folder", "data.tokenizer"):
@@ -198,19 +189,19 @@ def _refuse_what_is_the_bases(changes: Mapping[str, Any]) -> None:
 
 
 def _config(
-    base: TrainConfig, model: LM, samples: Rows, validation: Rows, changes: Mapping[str, Any]
+    base: TrainConfig, model: LM, samples: Rows, validation: Rows, overrides: Mapping[str, Any]
 ) -> TrainConfig:
     pretrained = dataclasses.replace(base, model=model.config, switch=SwitchConfig())
     windows = min(VALIDATION_ROWS, validation.stream.rows_in_epoch(0))
     return finetuning_of(
         pretrained,
         steps_per_epoch=samples.stream.steps_per_epoch,
-        changes={"data.validation_windows": windows, **changes},
+        overrides={"data.validation_windows": windows, **overrides},
     )
 
 
 def _examples(questions: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:
-    """Those that fit the rows, and how many do not."""
+    """Encode the questions that fit the rows; count those that do not."""
     every = [
         _examples_of(source, base, length=length, seed=seed)
         for source in question_sources(questions)
@@ -239,7 +230,7 @@ def _examples_of(source: str, base: Path, *, length: int, seed: int) -> tuple[li
 def encoded_questions(
     source: str, tokenizer: Tokenizer, *, length: int, seed: int
 ) -> tuple[list[Example], int]:
-    """The questions of a file, or invented ones, that fit the rows, and how many do not."""
+    """Encode the questions of a file, or invented ones, that fit the rows; count the others."""
     questions = read_questions(source, seed=seed)
     end_of_document = tokenizer.vocabulary.end_of_document
     examples, dropped = encode_questions(
@@ -254,7 +245,7 @@ def encoded_questions(
 
 
 def read_questions(source: str, *, seed: int) -> list[Question]:
-    """The questions of a file, or invented ones."""
+    """Read the questions of a file, or invent some."""
     if source == INVENTED:
         return invented_questions(NUM_INVENTED, seed=seed, max_facts=INVENTED_FACTS)
     return read_squad(source)

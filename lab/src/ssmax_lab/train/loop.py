@@ -1,36 +1,89 @@
-"""The one loop: a run from its configuration to its last checkpoint, whatever interrupts it."""
+"""Train a run from its configuration to its last checkpoint, whatever interrupts it."""
 
 import dataclasses
+import logging
 import math
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
 
+from ssmax._progress import clock, log_progress
 from ssmax.errors import MachineError, NonfiniteError, UsageError
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.data.stream import Prefetch
 from ssmax_lab.model import LMConfig
 from ssmax_lab.model.model import is_of_the_rule
-from ssmax_lab.records import METRICS, Provenance, read_journal
+from ssmax_lab.records import METRICS, Provenance, read_metrics
 from ssmax_lab.train import checkpoint
 from ssmax_lab.train.checkpoint import CheckpointWriter, TrainState
-from ssmax_lab.train.config import RunConfig, TrainConfig
-from ssmax_lab.train.interrupt import Interrupts, graceful_shutdown
-from ssmax_lab.train.journal import EVENTS, Journal, JournalMark
-from ssmax_lab.train.optimizer import learning_rate, set_learning_rate, start_state
-from ssmax_lab.train.parallel import clip_gradients, no_sync, reshard, whole
-from ssmax_lab.train.recorded import RecordedGradients
-from ssmax_lab.train.run import OpenRun
+from ssmax_lab.train.config import TrainConfig
+from ssmax_lab.train.dist import DistContext, clip_gradients, full_tensor, no_sync, reshard
+from ssmax_lab.train.metrics import (
+    EVENTS,
+    MetricsMark,
+    MetricsWriter,
+    flops_per_token,
+    peak_flops,
+    short_number,
+)
+from ssmax_lab.train.run import open_run
 from ssmax_lab.train.run_config import MODEL
-from ssmax_lab.train.samples import Batch, Samples, micro_batches
-from ssmax_lab.train.trainee import LMTask, TrainTask
-from ssmax_lab.train.watch import Watch
-from ssmax_lab.train.world import DistContext
+from ssmax_lab.train.task import (
+    Batch,
+    LMTask,
+    Samples,
+    TrainTask,
+    learning_rate,
+    micro_batches,
+    set_learning_rate,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Interrupts:
+    """Remembers the first request to stop; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Tell whether somebody wants the run to stop."""
+        return self.name is not None
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = signal.Signals(number).name
+
+
+@contextmanager
+def graceful_shutdown() -> Iterator[Interrupts]:
+    """Take SIGINT, SIGTERM and SIGHUP for requests: the step is finished and saved."""
+    interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        # Signals are the main thread's alone; a run in another is stopped by whoever started it.
+        yield interrupts
+        return
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    # Under nohup it is ignored, and stays so.
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        heeded.append(signal.SIGHUP)
+    before = {number: signal.signal(number, interrupts._handle) for number in heeded}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,22 +99,21 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A run as its parts need it."""
+class Setup:
+    """What the phases of a run share."""
 
     config: TrainConfig
     folder: Path
-    trainee: TrainTask
+    task: TrainTask
     samples: Samples
     validation: Samples | None
-    world: DistContext
-    watch: Watch
-    started: Callable[[], None]
+    ranks: DistContext
+    write_config: Callable[[], None]
     """To be called when the first model is built."""
-    journal: Journal | None
+    metrics: MetricsWriter | None
     """Of the first rank."""
-    events: Journal | None
-    """Likewise: what clocks and people decided."""
+    events: MetricsWriter | None
+    """What clocks and people decided; of the first rank too."""
     writer: CheckpointWriter
     interrupts: Interrupts
 
@@ -71,31 +123,100 @@ def train(
     folder: Path,
     samples: Samples,
     *,
-    world: DistContext,
-    opened: OpenRun,
+    ranks: DistContext,
+    tokenizer_from: Path,
     validation: Samples | None = None,
-    trainee: TrainTask | None = None,
+    task: TrainTask | None = None,
     resume: bool = False,
     keep_step: int | None = None,
 ) -> Outcome:
     """Train in a run's folder, from its newest whole checkpoint where `resume` says so.
 
-    What is trained is the paper's model from its first weights, or the `trainee`. The checkpoint
-    of `keep_step` is written and stays.
+    What is trained is the paper's model from its first weights, or the model of the `task`. The
+    checkpoint of `keep_step` is written and stays.
     """
-    if config.run.batch_size % world.size:
+    if config.run.batch_size % ranks.size:
         raise UsageError(
-            f"run.batch_size must be a multiple of the {world.size} ranks, "
+            f"run.batch_size must be a multiple of the {ranks.size} ranks, "
             f"got {config.run.batch_size}"
         )
-    watch = opened.watch
+    metrics = events = None
+
+    def open_writers() -> None:
+        nonlocal metrics, events
+        curves = folder / "tensorboard" if config.run.tensorboard else None
+        metrics = MetricsWriter(folder / METRICS, mark=state.metrics, tensorboard=curves)
+        events = MetricsWriter(folder / EVENTS)
+
+    with (
+        open_run(
+            folder, config, tokenizer_from=tokenizer_from, ranks=ranks, resume=resume
+        ) as write_config,
+        graceful_shutdown() as interrupts,
+        CheckpointWriter(
+            folder, ranks, keep=config.run.keep_checkpoints, keep_step=keep_step
+        ) as writer,
+    ):
+        found, state = _start(config, folder, samples, ranks, resume=resume)
+        ranks.on_rank0(open_writers)
+        setup = Setup(
+            config=config,
+            folder=folder,
+            task=task or LMTask(),
+            samples=samples,
+            validation=validation,
+            ranks=ranks,
+            write_config=write_config,
+            metrics=metrics,
+            events=events,
+            writer=writer,
+            interrupts=interrupts,
+        )
+        here = Provenance.here(
+            config=config.to_dict(), device=str(ranks.device), seed=config.run.seed
+        )
+        _event(setup, "start", step=state.step, ranks=ranks.size, commit=here.commit)
+        logger.info(
+            f"{folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
+            f"{ranks.device}" + (f", from step {state.step:,}" if state.step else "")
+        )
+        if validation is None and config.data.validation_windows:
+            logger.info("there is no text to validate with, or too little")
+        try:
+            return _all_phases(setup, state, found)
+        except OSError as error:
+            raise MachineError(
+                f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
+                "resume with --resume"
+            ) from error
+        finally:
+            for file in (metrics, events):
+                if file is not None:
+                    file.close()
+
+
+def _start(
+    config: TrainConfig, folder: Path, samples: Samples, ranks: DistContext, *, resume: bool
+) -> tuple[Path | None, TrainState]:
+    """Find the checkpoint to resume from, if any, and the state that it was written in."""
     found = None
     if resume:
-        found = world.on_rank0(lambda: checkpoint.newest_checkpoint(folder, watch.say))
+        found, faults = ranks.on_rank0(lambda: checkpoint.newest_checkpoint(folder))
+        for fault in faults:
+            logger.warning(fault)
         if found is None:
-            world.on_rank0(lambda: _refuse_to_lose(folder, config))
-            watch.say(f"{folder} has no whole checkpoint: it starts again")
-    state = checkpoint.read_state(found) if found else _fresh_state(config, samples)
+            ranks.on_rank0(lambda: _check_nothing_is_lost(folder, config))
+            logger.warning(f"{folder} has no whole checkpoint: it starts again")
+    if found is None:
+        state = TrainState(
+            step=0,
+            rule=config.model.rule,
+            metrics=MetricsMark(),
+            skipped=0,
+            data_fingerprint=samples.fingerprint,
+        )
+        return None, state
+    state = checkpoint.read_state(found)
     if state.step > config.run.steps:
         raise UsageError(
             f"{folder} has done {state.step} steps already; run.steps must be at least that, "
@@ -105,107 +226,49 @@ def train(
         raise UsageError(
             f"{folder} was trained on other samples than these; give the data of its config.json"
         )
-    journal = events = None
-
-    def open_journals() -> None:
-        nonlocal journal, events
-        journal = Journal(folder / METRICS, mark=state.journal)
-        events = Journal(folder / EVENTS)
-
-    world.on_rank0(open_journals)
-    with (
-        graceful_shutdown() as interrupts,
-        CheckpointWriter(
-            folder, world, keep=config.run.keep_checkpoints, keep_step=keep_step
-        ) as writer,
-    ):
-        job = Job(
-            config=config,
-            folder=folder,
-            trainee=trainee or LMTask(),
-            samples=samples,
-            validation=validation,
-            world=world,
-            watch=watch,
-            started=opened.started,
-            journal=journal,
-            events=events,
-            writer=writer,
-            interrupts=interrupts,
-        )
-        here = Provenance.here(
-            config=config.to_dict(), device=str(world.device), seed=config.run.seed
-        )
-        _event(job, "start", step=state.step, ranks=world.size, commit=here.commit)
-        watch.say(
-            f"{folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
-            f"{world.device}" + (f", from step {state.step:,}" if state.step else "")
-        )
-        if validation is None and config.data.validation_windows:
-            watch.say("there is no text to validate with, or too little")
-        try:
-            return _all_phases(job, state, found)
-        except OSError as error:
-            raise MachineError(
-                f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
-                "go on with --resume"
-            ) from error
-        finally:
-            for file in (journal, events):
-                if file is not None:
-                    file.close()
+    return found, state
 
 
-def _refuse_to_lose(folder: Path, config: TrainConfig) -> None:
-    """A run begins anew only where it cannot have had a checkpoint."""
-    journal = folder / METRICS
-    steps = [line["step"] for line in read_journal(journal, "step")] if journal.is_file() else []
+def _check_nothing_is_lost(folder: Path, config: TrainConfig) -> None:
+    """Refuse to start again where there must have been a checkpoint."""
+    metrics = folder / METRICS
+    steps = [line["step"] for line in read_metrics(metrics, "step")] if metrics.is_file() else []
     done = max(steps, default=0)
     # The first is whole before the second is begun.
     if (folder / MODEL).exists() or done >= 2 * config.run.checkpoint_every:
         raise UsageError(
-            f"{folder} has done {done:,} steps and holds no whole checkpoint to go on from; bring "
-            "one back, or give another name to begin anew"
+            f"{folder} has done {done:,} steps and holds no whole checkpoint to resume from; bring "
+            "one back, or give another name to start anew"
         )
 
 
-def _fresh_state(config: TrainConfig, samples: Samples) -> TrainState:
-    return TrainState(
-        step=0,
-        rule=config.model.rule,
-        journal=JournalMark(),
-        skipped=0,
-        data_fingerprint=samples.fingerprint,
-    )
-
-
-def _all_phases(job: Job, state: TrainState, found: Path | None) -> Outcome:
-    """One phase for each rule: a switch is a checkpoint of the old model, read by the new one."""
+def _all_phases(setup: Setup, state: TrainState, found: Path | None) -> Outcome:
+    """Train a phase for each rule: a switch is a checkpoint of the old model, read by the new."""
     outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
-    for model_config, last_step in _phases(job.config):
-        if state.step < last_step or (state.step == last_step == job.config.run.steps):
-            outcome, state = _one_phase(job, model_config, state, found, last_step)
-            found = checkpoint.checkpoint_folder(job.folder, state.step)
+    for model_config, last_step in _phases(setup.config):
+        if state.step < last_step or (state.step == last_step == setup.config.run.steps):
+            outcome, state = _one_phase(setup, model_config, state, found, last_step)
+            found = checkpoint.checkpoint_folder(setup.folder, state.step)
         if outcome.stopped_by is not None:
             break
     return outcome
 
 
 def _one_phase(
-    job: Job,
+    setup: Setup,
     model_config: LMConfig,
     state: TrainState,
     found: Path | None,
     last_step: int,
 ) -> tuple[Outcome, TrainState]:
-    """In a function of its own: the old model is gone before the new one is built."""
-    phase = _Phase(job, model_config, state, found)
-    job.started()
+    """Train one phase; in a function of its own, so that its model is gone before the next."""
+    phase = _Phase(setup, model_config, state, found)
+    setup.write_config()
     return phase.run(last_step), phase.state
 
 
 def _phases(config: TrainConfig) -> Iterator[tuple[LMConfig, int]]:
-    """Each model with the step that it is trained to."""
+    """Yield each model with the step that it is trained to."""
     yield config.model, config.switch_step
     if config.switch.rule:
         yield dataclasses.replace(config.model, rule=config.switch.rule), config.run.steps
@@ -215,41 +278,42 @@ class _Phase:
     """The steps that are done with one model."""
 
     def __init__(
-        self, job: Job, model_config: LMConfig, state: TrainState, found: Path | None
+        self, setup: Setup, model_config: LMConfig, state: TrainState, found: Path | None
     ) -> None:
-        self.job, self.config, self.rule = job, job.config, model_config.rule
+        self.setup, self.config, self.rule = setup, setup.config, model_config.rule
         if self.config.run.compile:
             # Models of all phases and runs share code, of which only so many versions are kept.
             torch.compiler.reset()
         torch.manual_seed(self.config.run.seed)
-        self.model = job.trainee.make(model_config, is_resumed=found is not None)
-        self.loss = job.trainee.spread(self.model, self.config.run, job.world)
-        self.gradients = gradients_of(self.loss, self.config.run, job.world)
-        self.optimizer = job.trainee.optimizer(self.model, self.config.optim, job.world.device)
-        start_state(self.optimizer)
+        self.model = setup.task.make(model_config, is_resumed=found is not None)
+        self.loss = setup.task.parallelize(self.model, self.config.run, setup.ranks)
+        self.optimizer = setup.task.optimizer(self.model, self.config.optim, setup.ranks.device)
         if found is not None:
             self._load(found, state)
-            job.writer.last_step = state.step
+            setup.writer.last_step = state.step
         self.state = dataclasses.replace(state, rule=self.rule)
         self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
         self._last_loss = math.nan
         self._shown = (time.monotonic(), self.state.step)
+        self._s_words = ""
         self._warned_below_zero = False
 
     def run(self, last_step: int) -> Outcome:
         """Train to a step, or until somebody asks to stop."""
-        config, job = self.config.run, self.job
-        per_rank = config.batch_size // job.world.size
+        config, setup = self.config.run, self.setup
+        per_rank = config.batch_size // setup.ranks.size
 
         def batches(step: int) -> list[Batch]:
-            first = step * config.batch_size + job.world.rank * per_rank
-            parts = micro_batches(job.samples, first=first, count=per_rank, size=config.micro_batch)
-            return [part.pinned() if job.world.device.type == "cuda" else part for part in parts]
+            first = step * config.batch_size + setup.ranks.rank * per_rank
+            parts = micro_batches(
+                setup.samples, first=first, count=per_rank, size=config.micro_batch
+            )
+            return [part.pinned() if setup.ranks.device.type == "cuda" else part for part in parts]
 
         stopped_by = None
-        if self.state.step < last_step and job.world.is_first:
+        if self.state.step < last_step and setup.ranks.is_first:
             # What an earlier, shorter run was finished with is not this run's model.
-            shutil.rmtree(job.folder / MODEL, ignore_errors=True)
+            shutil.rmtree(setup.folder / MODEL, ignore_errors=True)
         with Prefetch(batches, self.state.step) as prefetched:
             while self.state.step < last_step and stopped_by is None:
                 self._step(next(prefetched))
@@ -257,25 +321,25 @@ class _Phase:
         self._flush()
         self._checkpoint(wait=True)
         if stopped_by is None and self.state.step == self.config.run.steps:
-            job.trainee.write(self.model, job.folder, job.world)
+            setup.task.save(self.model, setup.folder, setup.ranks)
         return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
 
     def _step(self, batches: list[Batch]) -> None:
-        """One step of the optimizer."""
-        config, world = self.config, self.job.world
+        """Take one step of the optimizer."""
+        config, ranks = self.config, self.setup.ranks
         step = self.state.step
         # By its number, so that a resumed run drops what the other would have dropped.
-        torch.manual_seed(hash((config.run.seed, step, world.rank)))
+        torch.manual_seed(hash((config.run.seed, step, ranks.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
         # To be shown: of the first group that learns, which is s and b where all else is frozen.
         rate = next(group["lr"] for group in self.optimizer.param_groups if group["params"])
-        loss = self.gradients(batches)
+        loss = accumulate_gradients(self.loss, batches, ranks, config.run.precision)
         norm = clip_gradients(self.model, config.optim.max_grad_norm)
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
         if not is_skipped:
             self.optimizer.step()
-        self.job.trainee.after_step(self.model, step + 1, config.run.steps)
+        self.setup.task.after_step(self.model, step + 1, config.run.steps)
         self.optimizer.zero_grad(set_to_none=True)
         self.state = dataclasses.replace(
             self.state, step=step + 1, skipped=self.state.skipped + is_skipped
@@ -283,30 +347,30 @@ class _Phase:
         self._waiting.append((step + 1, rate, loss, norm))
 
     def _after_step(self, last_step: int) -> str | None:
-        """Journal, validation and checkpoint where they are due; the signal that asks to stop."""
+        """Write, validate and save where it is due; return the signal that asks to stop."""
         config, step = self.config.run, self.state.step
         is_last = step == last_step
         # Only a device that computes by itself would have to be waited for.
-        if step % config.journal_every == 0 or is_last or self.job.world.device.type == "cpu":
+        if step % config.metrics_every == 0 or is_last or self.setup.ranks.device.type == "cpu":
             self._flush()
         if step % config.scale_every == 0 or is_last:
             self._record_scale()
-        if self.job.validation is not None and (step % config.validate_every == 0 or is_last):
+        if self.setup.validation is not None and (step % config.validate_every == 0 or is_last):
             self._validate()
-        is_due = step % config.checkpoint_every == 0 or step == self.job.writer.keep_step
+        is_due = step % config.checkpoint_every == 0 or step == self.setup.writer.keep_step
         if is_due and not is_last:
             self._flush()
             self._checkpoint(wait=False)
         # Signals and full disks need not reach all ranks; they stop together.
-        writer, interrupts = self.job.writer, self.job.interrupts
-        worst = self.job.world.largest(2 if writer.has_failed else int(interrupts.asked))
+        writer, interrupts = self.setup.writer, self.setup.interrupts
+        worst = self.setup.ranks.largest(2 if writer.has_failed else int(interrupts.asked))
         if worst == 2:
             writer.finish()
             raise MachineError("another rank could not write its checkpoint")
         return (interrupts.name or "a signal to another rank") if worst == 1 else None
 
     def _flush(self) -> None:
-        """Bring the waiting steps into the journal; a value that is not finite ends the run."""
+        """Write the waiting steps to metrics.jsonl; a value that is not finite ends the run."""
         if not self._waiting:
             return
         values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm in self._waiting])
@@ -316,21 +380,21 @@ class _Phase:
                 "step" if is_finite else "nonfinite", step=step, loss=loss, lr=rate, grad_norm=norm
             )
             if not is_finite:
-                self.job.watch.say(f"step {step}: loss {loss}, norm of the gradients {norm}")
+                logger.warning(f"step {step}: loss {loss}, norm of the gradients {norm}")
                 if self.config.run.on_nonfinite == "stop":
                     self._stop_at_nonfinite(step)
             else:
                 self._last_loss = loss
         rate = self._waiting[-1][1]
         self._waiting.clear()
-        if self.job.journal is not None:
-            self.job.journal.flush()
+        if self.setup.metrics is not None:
+            self.setup.metrics.flush()
         self._show(rate)
 
     def _stop_at_nonfinite(self, step: int) -> None:
         self._waiting.clear()
-        self.job.writer.finish()
-        kept = checkpoint.newest_checkpoint(self.job.folder, lambda _: None)
+        self.setup.writer.finish()
+        kept, _ = checkpoint.newest_checkpoint(self.setup.folder)
         raise NonfiniteError(
             f"the loss or its gradient was not finite at step {step}; "
             + (f"the last good checkpoint is {kept}; " if kept else "there is no checkpoint yet; ")
@@ -339,28 +403,37 @@ class _Phase:
         )
 
     def _show(self, rate: float) -> None:
-        """Progress, with the speed since it was shown last."""
+        """Log progress, with the speed since it was logged last."""
         before, from_step = self._shown
         seconds = time.monotonic() - before
         done = self.state.step - from_step
-        if done < self.config.run.journal_every and self.state.step < self.config.run.steps:
+        if done < self.config.run.metrics_every and self.state.step < self.config.run.steps:
             return
         self._shown = (before + seconds, self.state.step)
         speed = done * self.config.tokens_per_step / max(seconds, 1e-9)
-        _event(self.job, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
-        self.job.watch.step(
-            step=self.state.step,
-            steps=self.config.run.steps,
-            loss=self._last_loss,
-            rate=rate,
-            tokens_per_second=speed,
-            seconds_left=(self.config.run.steps - self.state.step) * seconds / max(done, 1),
+        _event(self.setup, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
+        seconds_left = (self.config.run.steps - self.state.step) * seconds / max(done, 1)
+        log_progress(
+            logger,
+            "step",
+            self.state.step,
+            self.config.run.steps,
+            f"loss {self._last_loss:.4f}  lr {rate:.2e}  {self._speed_words(speed)}  "
+            f"{clock(seconds_left)} left{self._s_words}",
         )
 
+    def _speed_words(self, tokens_per_second: float) -> str:
+        words, ranks = f"{short_number(tokens_per_second)} tokens/s", self.setup.ranks
+        peak = peak_flops(ranks.device)
+        if peak is None or not isinstance(self.config.model, LMConfig):
+            return words
+        used = flops_per_token(self.config.model) * tokens_per_second
+        return f"{words}  {used / (peak * ranks.size):.0%} of peak"
+
     def _record_scale(self) -> None:
-        """Every head's s and b, the probe's table; an s below 0 is said aloud."""
+        """Record every head's s and b, or the probe's table; warn of an s below 0."""
         learned = {
-            name: whole(parameter.detach()).tolist()
+            name: full_tensor(parameter.detach()).tolist()
             for name, parameter in self.model.named_parameters()
             if is_of_the_rule(name)
         }
@@ -372,12 +445,12 @@ class _Phase:
         s = [value for name, row in learned.items() if name.endswith(".s") for value in row]
         if not s:
             return
-        self.job.watch.scale(mean=sum(s) / len(s), least=min(s), largest=max(s))
+        self._s_words = f"  s {sum(s) / len(s):.3f} ({min(s):.3f} to {max(s):.3f})"
         if min(s) < 0 and not self._warned_below_zero:
             self._warn_below_zero(learned)
 
     def _warn_below_zero(self, learned: dict[str, list[float]]) -> None:
-        """Once, of a head that would look away from what fits best; a bias may make up for s."""
+        """Warn once of a head that would look away from what fits best, its bias considered."""
         log_n = math.log(self.config.model.train_length)
         for name, row in learned.items():
             if not name.endswith(".s"):
@@ -387,111 +460,100 @@ class _Phase:
                 if s < 0 and s * log_n + bias < 0:
                     self._warned_below_zero = True
                     where = f"{s:.4f} in head {head} of {name}"
-                    self.job.watch.say(f"step {self.state.step}: an s is below 0: {where}")
+                    logger.warning(f"step {self.state.step}: an s is below 0: {where}")
                     return
 
     def _validate(self) -> None:
         self._flush()
-        assert self.job.validation is not None
-        loss = validation_loss(self.loss, self.job.validation, self.config, self.job.world)
+        assert self.setup.validation is not None
+        loss = validation_loss(self.loss, self.setup.validation, self.config, self.setup.ranks)
         self._line("validation", step=self.state.step, loss=loss)
-        self.job.watch.validation(step=self.state.step, loss=loss)
+        logger.info(f"step {self.state.step:,}  validation loss {loss:.4f}")
 
     def _checkpoint(self, *, wait: bool) -> None:
         """Write the run as it is now, unless it is there already."""
-        job = self.job
-        if job.writer.last_step != self.state.step:
-            mark = job.world.on_rank0(lambda: job.journal.sync() if job.journal else JournalMark())
-            state = dataclasses.replace(self.state, journal=mark)
-            job.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
-            _event(job, "checkpoint", step=self.state.step)
+        setup = self.setup
+        if setup.writer.last_step != self.state.step:
+            mark = setup.ranks.on_rank0(
+                lambda: setup.metrics.sync() if setup.metrics else MetricsMark()
+            )
+            state = dataclasses.replace(self.state, metrics=mark)
+            setup.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
+            _event(setup, "checkpoint", step=self.state.step)
         if wait:
-            job.writer.finish()
+            setup.writer.finish()
             # The first rank is done last; whoever reads the checkpoint waits for it.
-            job.world.wait()
+            setup.ranks.wait()
 
     def _load(self, found: Path, state: TrainState) -> None:
         tensors = checkpoint.training_tensors(self.model, self.optimizer)
         if state.rule != self.rule:
-            # A switch: the new rule's own parameters start as they are, all others go on.
+            # A switch: the new rule's own parameters start as they are, all others continue.
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
                 # Behind "model." or "optimizer.".
                 if not is_of_the_rule(name.partition(".")[2])
             }
-            self.job.watch.say(f"step {state.step}: {state.rule} -> {self.rule}")
-        checkpoint.load_tensors(found, tensors, self.job.world)
+            logger.info(f"step {state.step}: {state.rule} -> {self.rule}")
+        checkpoint.load_tensors(found, tensors, self.setup.ranks)
 
     def _line(self, kind: str, **values: object) -> None:
-        if self.job.journal is not None:
-            self.job.journal.append(kind=kind, **values)
-            self.job.watch.curve(kind, values)
-
-
-def gradients_of(
-    loss: nn.Module, config: RunConfig, world: DistContext
-) -> Callable[[list[Batch]], Tensor]:
-    """What a step calls for its gradients and loss: `accumulate_gradients`, or a record of it."""
-
-    def compute(batches: list[Batch]) -> Tensor:
-        return accumulate_gradients(loss, batches, world, config.precision)
-
-    is_alone = world.device.type == "cuda" and world.size == 1
-    return RecordedGradients(loss, compute) if config.record and is_alone else compute
+        if self.setup.metrics is not None:
+            self.setup.metrics.append(kind, **values)
 
 
 def accumulate_gradients(
-    loss: nn.Module, batches: list[Batch], world: DistContext, precision: str
+    loss: nn.Module, batches: list[Batch], ranks: DistContext, precision: str
 ) -> Tensor:
-    """Add up the gradients of the mean loss of a step; the mean loss, over all ranks."""
-    batches = [batch.to(world.device) for batch in batches]
+    """Add up the gradients of the mean loss of a step; return that loss, over all ranks."""
+    batches = [batch.to(ranks.device) for batch in batches]
     counted = sum((batch.targets_BT != IGNORE).sum() for batch in batches)
     assert isinstance(counted, Tensor)
-    total = world.sum(counted).clamp_min(1)
-    summed = torch.zeros((), device=world.device)
+    total = ranks.sum(counted).clamp_min(1)
+    summed = torch.zeros((), device=ranks.device)
     for index, batch in enumerate(batches):
         with no_sync(loss, until_last=index < len(batches) - 1):
-            with _precision(precision, world):
+            with _precision(precision, ranks):
                 part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
             # Ranks average their gradients; the loss is a mean over the tokens of all of them.
-            (part * (world.size / total)).backward()
+            (part * (ranks.size / total)).backward()
         summed += part.detach()
-    return world.sum(summed) / total
+    return ranks.sum(summed) / total
 
 
 @torch.no_grad()
 def validation_loss(
-    loss: nn.Module, samples: Samples, config: TrainConfig, world: DistContext
+    loss: nn.Module, samples: Samples, config: TrainConfig, ranks: DistContext
 ) -> float:
-    """The mean over the validation windows, in their fixed order; ranks share the work."""
+    """Average over the validation windows, in their fixed order; ranks share the work."""
     windows = config.data.validation_windows
-    per_rank = math.ceil(windows / world.size)
-    sums = torch.zeros(2, device=world.device, dtype=torch.float64)
-    window = world.rank * per_rank
+    per_rank = math.ceil(windows / ranks.size)
+    sums = torch.zeros(2, device=ranks.device, dtype=torch.float64)
+    window = ranks.rank * per_rank
     loss.eval()
     for batch in micro_batches(samples, first=window, count=per_rank, size=config.run.micro_batch):
         # Ranks make equally many passes, the last ones perhaps over windows that do not count.
         targets_of_windows = batch.targets_BT.view(-1, config.model.train_length)
         targets_of_windows[max(0, windows - window) :] = IGNORE
         window += targets_of_windows.shape[0]
-        batch = batch.to(world.device)
-        with _precision(config.run.precision, world):
+        batch = batch.to(ranks.device)
+        with _precision(config.run.precision, ranks):
             part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
         sums += torch.stack((part.double(), (batch.targets_BT != IGNORE).sum().double()))
     loss.train()
     reshard(loss)
-    total, count = world.sum(sums).tolist()
+    total, count = ranks.sum(sums).tolist()
     return total / max(count, 1.0)
 
 
-def _precision(precision: str, world: DistContext):
+def _precision(precision: str, ranks: DistContext):
     if precision == "float32":
         return nullcontext()
-    return torch.autocast(world.device.type, dtype=torch.bfloat16)
+    return torch.autocast(ranks.device.type, dtype=torch.bfloat16)
 
 
-def _event(job: Job, kind: str, **values: object) -> None:
-    if job.events is not None:
-        job.events.append(kind=kind, time=round(time.time(), 3), **values)
-        job.events.flush()
+def _event(setup: Setup, kind: str, **values: object) -> None:
+    if setup.events is not None:
+        setup.events.append(kind, time=round(time.time(), 3), **values)
+        setup.events.flush()

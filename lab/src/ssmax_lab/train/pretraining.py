@@ -1,4 +1,4 @@
-"""Pretraining: windows of prepared text."""
+"""Pretrain a model on windows of prepared text."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,13 +8,10 @@ from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet, Vocabulary
 from ssmax_lab.data.stream import TokenStream
 from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.train.config import TrainConfig, flat
+from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.run import run_folder
-from ssmax_lab.train.run_config import resumed_config
-from ssmax_lab.train.samples import Batch
-from ssmax_lab.train.text import check_text, check_vocabulary
-from ssmax_lab.train.watch import flops_per_token
-from ssmax_lab.train.world import DistContext
+from ssmax_lab.train.run_config import check_text, check_vocabulary, resumed_config
+from ssmax_lab.train.task import Batch
 
 
 class Windows:
@@ -27,7 +24,7 @@ class Windows:
         )
 
     def rows(self, first: int, count: int) -> Batch:
-        """So many samples from the first on."""
+        """Give so many samples from the first on."""
         inputs_BT, targets_BT = self.stream.batch(first, count)
         return Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)
 
@@ -36,9 +33,8 @@ def pretrain(
     config: TrainConfig,
     folder: Path,
     *,
-    world: DistContext,
+    ranks: DistContext,
     resume: bool = False,
-    quiet: bool = False,
     keep_step: int | None = None,
 ) -> Outcome:
     """Train a model from its first weights, or from where the folder's run was left.
@@ -53,35 +49,28 @@ def pretrain(
         data, config, check=lambda vocabulary: check_vocabulary(vocabulary, config, data)
     )
     tokenizer = samples.stream.shards.vocabulary.name
-    # Resolved, so that the run can go on from wherever it is asked to.
-    config = config.replaced({"data.folder": str(data.resolve()), "data.tokenizer": tokenizer})
+    # Resolved, so that the run can resume from wherever it is asked to.
+    config = config.with_overrides(
+        {"data.folder": str(data.resolve()), "data.tokenizer": tokenizer}
+    )
     if resume and (folder / RUN_CONFIG).is_file():
         resumed_config(folder, flat(config.to_dict()))
-    with run_folder(
-        folder,
+    return train(
         config,
+        folder,
+        samples,
+        ranks=ranks,
         tokenizer_from=data,
-        world=world,
+        validation=validation,
         resume=resume,
-        quiet=quiet,
-        flops_per_token=flops_per_token(config.model),
-    ) as opened:
-        return train(
-            config,
-            folder,
-            samples,
-            world=world,
-            opened=opened,
-            validation=validation,
-            resume=resume,
-            keep_step=keep_step,
-        )
+        keep_step=keep_step,
+    )
 
 
 def text_windows(
     data: Path, config: TrainConfig, *, check: Callable[[Vocabulary], None]
 ) -> tuple[Windows, Windows | None]:
-    """Windows of prepared tokens, to learn from and to validate with.
+    """Open windows of prepared tokens, to learn from and to validate with.
 
     `check` refuses the tokens of others.
     """

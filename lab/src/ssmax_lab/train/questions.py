@@ -1,4 +1,4 @@
-"""What `--questions` names: files, and questions that are made. Read without torch."""
+"""Read what `--questions` names, without torch: files, and questions that are made."""
 
 import filecmp
 from pathlib import Path
@@ -14,7 +14,7 @@ HIDDEN_DIGITS = 4
 
 
 def with_full_paths(questions: str) -> str:
-    """The same questions, wherever they are asked for."""
+    """Name the same questions from wherever they are asked for."""
     return "+".join(
         str(Path(source).resolve()) if is_path(source) else source
         for source in question_sources(questions)
@@ -22,7 +22,7 @@ def with_full_paths(questions: str) -> str:
 
 
 def question_sources(questions: str) -> list[str]:
-    """Files, "invented" and "hidden"; a file may have a + in its path.
+    """Split into files, "invented" and "hidden"; a file may have a + in its path.
 
     The longest path that is a file is taken; parts that are neither file nor word stay together.
     """
@@ -49,7 +49,7 @@ def check_files(questions: str) -> None:
 
 
 def are_same_questions(given: str, began: str) -> bool:
-    """A file that was moved is taken for the same, and so is a copy."""
+    """Compare questions; a file that was moved is taken for the same, and so is a copy."""
     mine, theirs = (question_sources(with_full_paths(one)) for one in (given, began))
     return len(mine) == len(theirs) and all(map(_is_same_source, mine, theirs))
 
@@ -63,21 +63,32 @@ def _is_same_source(given: str, began: str) -> bool:
 
 
 def is_path(source: str) -> bool:
-    """Rather than one of the words for questions that are made."""
+    """Tell a path from the words for questions that are made."""
     return source != INVENTED and hidden_digits(source) is None
 
 
 def digits_taught(questions: str) -> int | None:
-    """Of the numbers that are hidden in any of the questions."""
+    """Count the digits of the numbers that are hidden in any of the questions."""
     found = (hidden_digits(source) for source in question_sources(questions))
     return next((digits for digits in found if digits is not None), None)
 
 
 def hidden_digits(questions: str) -> int | None:
-    """Of the numbers that are hidden; None where questions are others."""
+    """Count the digits of the numbers that are hidden; None where questions are others."""
     name, _, digits = questions.partition(":")
     if name != HIDDEN or not (digits or "1").isdecimal():
         return None
     if int(digits or HIDDEN_DIGITS) < 1:
         raise UsageError(f"a hidden number has at least 1 digit, got {questions!r}")
     return int(digits or HIDDEN_DIGITS)
+
+
+def check_samples(data: Path | None, questions: str | None) -> None:
+    """Refuse text and questions together, and questions that only a run's text can answer."""
+    if data is not None and questions is not None:
+        raise UsageError("text and questions are two runs; give --data or --questions")
+    if any(hidden_digits(source) is not None for source in question_sources(questions or INVENTED)):
+        raise UsageError(
+            "hidden questions are about the text of a run, which a converted model does not have; "
+            "give --questions invented or a file in SQuAD's format, or text with --data"
+        )

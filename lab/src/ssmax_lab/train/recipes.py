@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssmax.errors import UsageError
+from ssmax.nn.rules import RULES
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.model.config import LMConfig
 from ssmax_lab.train.config import (
     DataConfig,
@@ -17,44 +19,37 @@ from ssmax_lab.train.config import (
     TrainConfig,
 )
 
-CONFIGURATIONS = {
-    "a": "softmax",
-    "b": "ssmax",
-    "c": "ssmax_no_s",
-    "d": "ssmax_bias",
-    "f": "softmax",
-    "probe": "probe",
-    "temperature": "temperature",
-}
-"""Name to rule. (e) is not trained: it is (a) with its softmax replaced afterwards."""
-
 
 def configured(config: TrainConfig, name: str) -> TrainConfig:
-    """The run under one of the paper's configurations, or under any rule by its name."""
-    if name == "e":
+    """Lay a configuration of the study over a run, or any rule by its name."""
+    trained = {name: one for name, one in CONFIGURATIONS.items() if one.is_pretrained}
+    if name not in trained and name not in RULES:
+        if name in CONFIGURATIONS:
+            base = CONFIGURATIONS[name].base
+            raise UsageError(
+                f"configuration {name} is not trained: it is a finished run of {base}, its rule "
+                f"replaced afterwards; train {base}"
+            )
         raise UsageError(
-            "configuration e is not trained: it is a finished run of a, its softmax replaced "
-            "when it is evaluated; train a"
+            f"config must be one of {', '.join(trained)} or a rule's name, got {name!r}"
         )
-    rule = CONFIGURATIONS.get(name, name)
-    switch = dataclasses.replace(config.switch, rule="ssmax" if name == "f" else "")
-    try:
-        model = dataclasses.replace(config.model, rule=rule)
-    except UsageError:
-        raise UsageError(
-            f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
-        ) from None
+    rule = trained[name].rule if name in trained else name
+    is_late = name in trained and trained[name].applied == "last steps"
     # The old switch may go to this very rule: both change at once.
-    return dataclasses.replace(config, model=model, switch=switch)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, rule="softmax" if is_late else rule),
+        switch=dataclasses.replace(config.switch, rule=rule if is_late else ""),
+    )
 
 
 def paper() -> TrainConfig:
-    """Table 2: 2,097,152 tokens a step. The number of steps is ours."""
+    """Configure table 2: 2,097,152 tokens a step. The number of steps is ours."""
     return TrainConfig()
 
 
 def gpu() -> TrainConfig:
-    """The paper's model for one GPU: 250 M tokens in steps of a thirty-second of the batch.
+    """Configure the paper's model for one GPU: 250 M tokens, a thirty-second of the batch a step.
 
     Heads that copy form by steps, not by tokens: so the steps are small and the rate the paper's.
     """
@@ -72,7 +67,7 @@ def gpu() -> TrainConfig:
 
 
 def quick() -> TrainConfig:
-    """A small model on two CPU cores in minutes: the smallest that learns to look numbers up."""
+    """Configure the smallest model that learns to look numbers up: minutes on two CPU cores."""
     return TrainConfig(
         model=LMConfig(
             num_layers=3,
@@ -99,7 +94,7 @@ def quick() -> TrainConfig:
 
 
 def small() -> TrainConfig:
-    """A model of 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
+    """Configure 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
     return TrainConfig(
         model=LMConfig(
             num_layers=6, num_heads=6, hidden_size=384, intermediate_size=1024, train_length=512
@@ -128,8 +123,8 @@ DEFAULT_TEXT = {
 """Source and tokenizer of a recipe that is given no text."""
 
 
-def refuse_cpu(recipe: str, device: str | None) -> None:
-    """What is made for GPUs is not begun on a CPU that nobody named: it would take the memory."""
+def check_gpu(recipe: str, device: str | None) -> None:
+    """Refuse a preset made for GPUs where there is none, unless the CPU was asked for."""
     if recipe == "quick" or device is not None:
         return
     import torch
@@ -142,9 +137,9 @@ def refuse_cpu(recipe: str, device: str | None) -> None:
 
 
 def finetuning_of(
-    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], changes: Mapping[str, Any]
+    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], overrides: Mapping[str, Any]
 ) -> TrainConfig:
-    """Table 3 over a pretrained run, or what suits a quick one; `changes` are laid over it.
+    """Lay table 3 over a pretrained run, or what suits a quick one, and the `overrides` over it.
 
     Its epochs are counted in steps of the batch size that results, which `steps_per_epoch` is told.
     """
@@ -156,13 +151,13 @@ def finetuning_of(
         schedule=ScheduleConfig(kind="cosine"),
         run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
     )
-    epoch = steps_per_epoch(config.replaced(changes).run.batch_size)
-    return config.replaced(
+    epoch = steps_per_epoch(config.with_overrides(overrides).run.batch_size)
+    return config.with_overrides(
         {
             "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,
             "run.steps": (5 if is_quick else 10) * epoch,
             "run.checkpoint_every": epoch,
             "run.validate_every": epoch,
-            **changes,
+            **overrides,
         }
     )

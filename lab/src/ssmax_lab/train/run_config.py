@@ -1,4 +1,4 @@
-"""What a run's folder says of the run. Read without torch."""
+"""Read what the folders of runs, models and prepared text say of themselves, without torch."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssmax.errors import UsageError
+from ssmax.hf.sources import is_adapter
+from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
 from ssmax_lab.records import RUN_CONFIG
+from ssmax_lab.tiny import TINY
 from ssmax_lab.train.config import MAY_CHANGE, TrainConfig
 
 MODEL = "model"
@@ -14,15 +17,17 @@ MODEL = "model"
 Kind = TypeVar("Kind", bound=TrainConfig)
 
 
-def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
-    """The configuration that a run was started with."""
+def read_run_config(folder: Path, kind: type[Kind] = TrainConfig, *, otherwise: str = "") -> Kind:
+    """Read the configuration that a run was started with.
+
+    `otherwise` tells who gave something else what to do.
+    """
     path = folder / RUN_CONFIG
+    advice = f"give a run that ssmax-lab pretrain made, or {TINY}{otherwise}"
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; ssmax-lab pretrain makes runs")
+        raise UsageError(f"there is no folder {folder}; {advice}")
     if not path.is_file():
-        raise UsageError(
-            f"{folder} is no run: it holds no {RUN_CONFIG}; ssmax-lab pretrain makes one"
-        )
+        raise UsageError(f"{folder} is no run: it holds no {RUN_CONFIG}; {advice}")
     try:
         values = json.loads(path.read_text())
         if not isinstance(values, dict) or not values:
@@ -38,22 +43,22 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig) -> Kind:
 
 
 def resumed_config(
-    folder: Path, changes: Mapping[str, Any], kind: type[Kind] = TrainConfig
+    folder: Path, overrides: Mapping[str, Any], kind: type[Kind] = TrainConfig
 ) -> Kind:
-    """A run's configuration with what may change when it goes on."""
+    """Read a run's configuration, with what may change when it resumes."""
     if not (folder / RUN_CONFIG).is_file():
         raise UsageError(
-            f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to go on "
-            "with; leave --resume out to begin one"
+            f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to "
+            "resume; leave --resume out to begin one"
         )
     config = read_run_config(folder, kind)
-    changed = config.replaced(changes)
-    for key in changes:
+    changed = config.with_overrides(overrides)
+    for key in overrides:
         room, name = key.split(".", 1)
         is_other = getattr(getattr(config, room), name) != getattr(getattr(changed, room), name)
         if is_other and key not in MAY_CHANGE:
             raise UsageError(
-                f"{key} cannot change in a run that goes on; what can: {', '.join(MAY_CHANGE)}"
+                f"{key} cannot change in a run that resumes; what can: {', '.join(MAY_CHANGE)}"
             )
     if changed.run.steps != config.run.steps and config.is_bound_to_steps:
         raise UsageError(
@@ -73,12 +78,43 @@ def named_folder(runs: Path, name: str) -> Path:
 
 
 def with_name(folder: Path) -> Path:
-    """By a path that ends in the folder's name, also where it is "." or ".."; a link keeps its."""
+    """Make a path end in the folder's name, also where it is "." or ".."; a link keeps its."""
     return folder.resolve() if folder.name in ("", "..") else folder
 
 
 def text_of_run(config: TrainConfig) -> Path:
-    """The prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
+    """Find the prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
     if config.data.base:
         return text_of_run(read_run_config(Path(config.data.base)))
     return Path(config.data.folder)
+
+
+def check_text(config: TrainConfig) -> None:
+    """Refuse a data.folder without prepared tokens, or with those of another vocabulary."""
+    folder = Path(config.data.folder)
+    if not config.data.folder or not folder.is_dir():
+        raise UsageError(
+            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
+            "make them with ssmax-lab data prepare"
+        )
+    check_vocabulary(ShardSet.open(folder / TRAIN).vocabulary, config, folder)
+
+
+def check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
+    """Refuse tokens that the model has no embedding for."""
+    if vocabulary.size > config.model.vocab_size:
+        raise UsageError(
+            f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "
+            f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
+            "prepare the text with another tokenizer"
+        )
+
+
+def check_folder_and_base(source: Path, base: str) -> None:
+    """Refuse what is no folder, an adapter without its base, and a whole model with one."""
+    if not source.is_dir():
+        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
+    if is_adapter(source) and not base:
+        raise UsageError(f"{source} holds an adapter; name the model it is for with --base")
+    if base and not is_adapter(source):
+        raise UsageError(f"{source} holds a whole model; --base is for adapters")

@@ -1,4 +1,4 @@
-"""What SSMax costs on this machine, for a shape of one's own."""
+"""`ssmax bench`: time what SSMax costs on this machine, for a shape of one's own."""
 
 import dataclasses
 import json
@@ -6,9 +6,12 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ssmax._device import check_device, device_of
+import typer
+
+from ssmax._device import check_device, select_device
+from ssmax.cli.options import Device, Json
 from ssmax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,18 +35,19 @@ class Cost:
     ratio: float
 
 
-def bench_shown(
-    *,
-    batch: int,
-    tokens: int,
-    heads: int,
-    kv_heads: int | None,
-    head_dim: int,
-    dtype: str | None,
-    device: str | None,
-    as_json: bool,
+def bench(
+    batch: Annotated[int, typer.Option(help="Rows.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Of a row.")] = 2048,
+    heads: Annotated[int, typer.Option(help="Query heads.")] = 12,
+    kv_heads: Annotated[int | None, typer.Option(help="By default as many as query heads.")] = None,
+    head_dim: Annotated[int, typer.Option(help="Size of a head.")] = 64,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; by default the device's.")
+    ] = None,
+    device: Device = None,
+    json_: Json = False,
 ) -> None:
-    """Time causal attention with softmax and with SSMax, and say both."""
+    """Time SSMax against softmax on this machine, for your shape."""
     check_device(device)
     if dtype is not None and dtype not in BYTES:
         raise UsageError(f"--dtype must be one of {', '.join(BYTES)}, got {dtype!r}")
@@ -60,7 +64,7 @@ def bench_shown(
             raise UsageError(f"--{key.replace('_', '-')} must be at least 1, got {value}")
     if heads % groups:
         raise UsageError(f"--heads must be a multiple of --kv-heads, got {heads} and {groups}")
-    here = device_of(device)
+    here = select_device(device)
     import torch
 
     name = dtype or ("bfloat16" if here.type == "cuda" else "float32")
@@ -68,7 +72,7 @@ def bench_shown(
     check_memory(needed, here)
     costs = measure(batch, tokens, heads, groups, head_dim, getattr(torch, name), here)
     where = torch.cuda.get_device_name(here) if here.type == "cuda" else "CPU"
-    if as_json:
+    if json_:
         rows = [dataclasses.asdict(cost) for cost in costs]
         print(json.dumps({"device": where, "dtype": name, **sizes, "costs": rows}, indent=2))
         return
@@ -105,7 +109,7 @@ def measure(
     dtype: "torch.dtype",
     device: "torch.device",
 ) -> list[Cost]:
-    """Medians of turns that alternate, so that what drifts drifts for both."""
+    """Take medians of turns that alternate, so that what drifts drifts for both."""
     import torch
     import torch.nn.functional as F
 

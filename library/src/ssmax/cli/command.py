@@ -1,4 +1,4 @@
-"""From argv to an exit code: what both command lines, `ssmax` and `ssmax-lab`, do alike."""
+"""Turn argv into an exit code, as both command lines, `ssmax` and `ssmax-lab`, do."""
 
 import errno
 import importlib
@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ssmax._extras import how_to
+from ssmax._progress import logging_to_terminal
 from ssmax.errors import MachineError, NonfiniteError, UsageError
 
 STOPPED = 128 + signal.SIGINT
@@ -47,7 +48,7 @@ def _run_and_flush(program: str, app_module: str) -> int:
 
 
 def run(app_module: str, arguments: list[str], program: str) -> int:
-    """Run a verb; the exit code. Bad usage is one line and 2, a failed machine one line and 1.
+    """Run a verb, return the exit code: 2 and a line for bad usage, 1 for a failed machine.
 
     Anything else is a bug, and keeps its traceback.
     """
@@ -58,7 +59,8 @@ def run(app_module: str, arguments: list[str], program: str) -> int:
             raise
         return _fail(program, f"the command line needs typer: {how_to('ssmax[cli]')}", 1)
     try:
-        result = app(arguments, standalone_mode=False, prog_name=program)
+        with logging_to_terminal():
+            result = app(arguments, standalone_mode=False, prog_name=program)
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _fail(program, "stopped at once", STOPPED)
@@ -96,7 +98,7 @@ def _fail(program: str, text: str, code: int) -> int:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """KeyboardInterrupt; in the midst of an import, which may swallow that, the end at once."""
+    """Raise KeyboardInterrupt; amid an import, which may swallow that, exit at once."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             program = os.path.basename(sys.argv[0]).encode()

@@ -2,33 +2,57 @@
 
 import dataclasses
 import json
-import sys
-from pathlib import Path
-from typing import Any
+import logging
+from typing import Annotated, Any
 
-from ssmax._extras import require
-from ssmax._files import check_empty, whole_folder
+import typer
+
+from ssmax.cli.options import Json, Out
 from ssmax.errors import UsageError
-from ssmax.hf.choices import check_choice, check_layers
-from ssmax.hf.sources import check_source, check_typed
+
+logger = logging.getLogger(__name__)
 
 
-def convert_shown(
-    source: str,
-    out: Path,
-    *,
-    rule: str,
-    init: str,
-    train_length: int | None,
-    bias: bool | None,
-    layers: str,
-    attention: str,
-    adapter: bool,
-    remote_code: bool,
-    opens_as_softmax: bool,
-    as_json: bool,
+def convert(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
+    out: Out,
+    init: Annotated[
+        str, typer.Option(help="identity, paper or anneal: where s and b start.")
+    ] = "identity",
+    train_length: Annotated[
+        int | None, typer.Option(help="The length the model was trained at.")
+    ] = None,
+    rule: Annotated[
+        str,
+        typer.Option(help="What multiplies the query: ssmax, or another rule of docs/rules.md."),
+    ] = "ssmax",
+    bias: Annotated[
+        bool | None, typer.Option("--bias/--no-bias", help="By default as --init needs it.")
+    ] = None,
+    layers: Annotated[str, typer.Option(help="full: those without a window; or all.")] = "full",
+    attention: Annotated[str, typer.Option(help="self, or all: cross attention too.")] = "self",
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
+    ] = False,
+    remote_code: Annotated[
+        bool, typer.Option("--remote-code", help="A file of code beside it, to load without ssmax.")
+    ] = False,
+    opens_as_softmax: Annotated[
+        bool,
+        typer.Option(
+            "--opens-as-softmax",
+            help="With --remote-code: who does not trust that code gets softmax, without s, "
+            "instead of an error.",
+        ),
+    ] = False,
+    json_: Json = False,
 ) -> None:
-    """Load, convert, verify, save; say what was done."""
+    """Give a Hugging Face model SSMax, verified and ready to train."""
+    from ssmax._extras import require
+    from ssmax._files import check_empty, whole_folder
+    from ssmax.hf.choices import check_choice, check_layers
+    from ssmax.hf.sources import check_source, check_typed
+
     if adapter and remote_code:
         raise UsageError("--adapter writes s and b alone, without a model for --remote-code")
     if opens_as_softmax and not remote_code:
@@ -37,58 +61,57 @@ def convert_shown(
     # All that can be told before weights are read, which may take minutes.
     check_choice(rule, init, train_length, bias)
     check_layers(layers, attention)
-    check_source(source, of_an_adapter="give that model itself to ssmax convert")
-    check_typed(source)
+    check_source(model, of_an_adapter="give that model itself to ssmax convert")
+    check_typed(model)
     transformers = require("transformers", install="ssmax[hf]", purpose="ssmax convert")
     import ssmax.hf
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
     from ssmax.hf.written_config import CLASS_PREFIX
 
-    model = _load(transformers, source)
+    converted = _load(transformers, model)
     # One that came with an s by another name has been given its place.
-    is_adopted = hasattr(model.config, "ssmax")
+    is_adopted = hasattr(converted.config, "ssmax")
     if not is_adopted:
         choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-        ssmax.hf.convert(model, train_length=train_length, bias=bias, **choice)
+        ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
     else:
-        print(
-            f"{source} carries an s, which is kept; the options that choose one are not used",
-            file=sys.stderr,
+        logger.warning(
+            f"{model} carries an s, which is kept; the options that choose one are not used"
         )
-    unverified, about = "", {"layers": len(model.config.ssmax["layers"])}
+    unverified, about = "", {"layers": len(converted.config.ssmax["layers"])}
     try:
-        about = dataclasses.asdict(ssmax.hf.verify(model))
+        about = dataclasses.asdict(ssmax.hf.verify(converted))
     except UnverifiedError as error:
         # Converted all the same: only somebody with its pictures or sounds can look.
         unverified = str(error)
     how = f"ssmax.hf.from_pretrained({str(out)!r})"
     with whole_folder(out) as partial:
         if adapter:
-            ssmax.hf.save(model, partial)
+            ssmax.hf.save(converted, partial)
             how = f"ssmax.hf.load(base, {str(out)!r})"
         elif remote_code:
-            ssmax.hf.save_remote_code(model, partial, opens_as_softmax=opens_as_softmax)
+            ssmax.hf.save_remote_code(converted, partial, opens_as_softmax=opens_as_softmax)
             known = json.loads((partial / "config.json").read_text())["auto_map"]
-            own = f".{CLASS_PREFIX}{type(model).__name__}"
+            own = f".{CLASS_PREFIX}{type(converted).__name__}"
             auto = next(name for name in known if known[name].endswith(own))
             how += (
                 ", which runs no code of the folder; people without ssmax who trust that code, "
                 f"with {auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
             )
         else:
-            model.save_pretrained(partial)
+            converted.save_pretrained(partial)
         if not adapter:
-            copy_inputs(source, partial, model.config)
-    total = sum(parameter.numel() for parameter in model.parameters())
-    ours = sum(p.numel() for name, p in model.named_parameters() if ".ssmax." in name)
-    if as_json:
-        how_converted = {name: model.config.ssmax[name] for name in ("rule", "init")}
+            copy_inputs(model, partial, converted.config)
+    total = sum(parameter.numel() for parameter in converted.parameters())
+    ours = sum(p.numel() for name, p in converted.named_parameters() if ".ssmax." in name)
+    if json_:
+        how_converted = {name: converted.config.ssmax[name] for name in ("rule", "init")}
         about |= {"verified": not unverified, **how_converted, "adopted": is_adopted}
         print(json.dumps({"out": str(out), "learned": ours, "parameters": total, **about}))
         return
     print(
-        f"{type(model).__name__}: {about['layers']} attention layers converted"
+        f"{type(converted).__name__}: {about['layers']} attention layers converted"
         f"{'' if unverified else ' and verified'}, {ours:,} of {total:,} parameters are s and b"
     )
     if unverified:

@@ -1,57 +1,68 @@
 """`ssmax export`: a converted model in, a form that others run out."""
 
 import dataclasses
+import functools
 import json
+import logging
 import os
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ssmax._progress import ProgressLine
+import typer
+
+from ssmax._progress import log_progress
+from ssmax.cli.options import Json, Out
 from ssmax.errors import UsageError
-from ssmax.export.forms import CONFIG, TOKENIZER, check_choice, check_exportable
 
 if TYPE_CHECKING:
     from ssmax.export.exporting import Exported
 
+logger = logging.getLogger(__name__)
 # A head start for what is not one token a character.
 _CHARACTERS_PER_TOKEN = 8
 
 
-def export_shown(
-    source: Path,
-    out: Path,
-    *,
-    to: str,
-    weights: str,
-    fit: bool,
-    check_tokens: int,
-    text: Path | None,
-    as_json: bool,
+def export(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL",
+            help="Folder of a converted model.",
+        ),
+    ],
+    out: Out,
+    to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
+    weights: Annotated[str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")] = "float32",
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Give up the heads' biases for the nearest s.")
+    ] = False,
+    check_tokens: Annotated[
+        int, typer.Option(help="How many tokens to compare with the source on.")
+    ] = 20_000,
+    text: Annotated[
+        Path | None, typer.Option(help="What to compare on; by default Python's own sources.")
+    ] = None,
+    json_: Json = False,
 ) -> None:
-    """Load, write, check on text; say how well it agrees."""
+    """Write a model in a form that other engines run, and check it."""
+    from ssmax.export.forms import TOKENIZER, check_choice, check_exportable
+
     if check_tokens < 2:
         raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
     check_choice(out, to, weights, fit)
     if text is not None and not text.is_file():
         raise UsageError(f"there is no file {text}")
-    check_exportable(source)
-    has_tokenizer = (source / TOKENIZER).is_file()
+    check_exportable(model)
+    has_tokenizer = (model / TOKENIZER).is_file()
     if text is not None and not has_tokenizer:
         raise UsageError("--text needs a tokenizer, and none came with this model")
-    from ssmax.export import export
+    from ssmax.export.exporting import export
 
-    prompt = _prompt(source, text, check_tokens) if has_tokenizer else _drawn(source, check_tokens)
-    # What is shown on the way must not mix with the result.
-    line = ProgressLine(is_shown=not as_json)
-
-    def show(done: int, total: int) -> None:
-        line.show(f"checking {to}: {done:,} of {total:,} tokens", is_last=done == total)
-
-    line.say(f"writing {to}")
-    done = export(source, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
-    line.close()
-    if as_json:
+    prompt = _prompt(model, text, check_tokens) if has_tokenizer else _drawn(model, check_tokens)
+    logger.info(f"writing {to}")
+    show = functools.partial(log_progress, logger, "checked token")
+    done = export(model, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
+    if json_:
         about = dataclasses.asdict(done.agreement)
         print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
     else:
@@ -59,16 +70,20 @@ def export_shown(
 
 
 def _drawn(source: Path, length: int) -> list[int]:
-    """Tokens to compare on where no tokenizer is known."""
+    """Draw tokens to compare on where no tokenizer is known."""
     import torch
 
+    from ssmax.export.forms import CONFIG
+
     values: dict[str, Any] = json.loads((source / CONFIG).read_text())
-    size = values.get("vocab_size") or values["text_config"]["vocab_size"]
+    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
+    if size is None:
+        raise UsageError(f"config.json must hold a vocab_size, that of {source} has none")
     return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def _prompt(source: Path, text: Path | None, length: int) -> list[int]:
-    """The first tokens of a text, by default of Python's own sources."""
+    """Take the first tokens of a text, by default of Python's own sources."""
     from ssmax.hf.inputs import own_tokenizer
 
     tokenizer = own_tokenizer(source)
@@ -85,7 +100,7 @@ def _prompt(source: Path, text: Path | None, length: int) -> list[int]:
             "give a longer one"
         )
     if len(tokens) < length:
-        print(f"the text ends after {len(tokens):,} tokens", file=sys.stderr)
+        logger.warning(f"the text ends after {len(tokens):,} tokens")
     return tokens[:length]
 
 

@@ -1,0 +1,289 @@
+"""What a study left on disk, read back: by configuration, then by seed and part."""
+
+import json
+import lzma
+import math
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ssmax.errors import UsageError
+from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.configurations import CONFIGURATIONS, PROBE
+from ssmax_lab.records import (
+    ARCHIVE,
+    DONE,
+    MADE_BY,
+    METRICS,
+    NEEDLE,
+    NEEDLE_SCORE,
+    PAPERS_NEEDLE_SCORE,
+    PARTS,
+    POSITION_LOSS,
+    RECORD_TYPES,
+    RESULTS,
+    RUN_CONFIG,
+    RUNS,
+    SAME_THETA_LOSS,
+    SHARPNESS,
+    STUDY,
+    VERDICTS,
+    Comparison,
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    Sharpness,
+    read_jsonl,
+    read_metrics,
+)
+
+_KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
+"""What else a study's file may hold, and its types."""
+_HOMES = {
+    POSITION_LOSS: "position_losses",
+    SAME_THETA_LOSS: "same_theta_losses",
+    SHARPNESS: "sharpness",
+    NEEDLE: "trials",
+    NEEDLE_SCORE: "scores",
+    PAPERS_NEEDLE_SCORE: "papers_needle",
+}
+"""Where the records of a file go."""
+
+
+class Replica(NamedTuple):
+    """One of several runs of a configuration: only what shares seed and part is compared."""
+
+    seed: int
+    part: str = ""
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + (f", part {self.part}" if self.part else "")
+
+
+Record = TypeVar("Record")
+ByReplica = dict[str, dict[Replica, Record]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """Everything that was measured; what was not is missing."""
+
+    study: dict[str, Any]
+    """As the study was resolved."""
+    curves: ByReplica[tuple[list[int], list[float]]] = field(default_factory=dict)
+    """Steps and training losses."""
+    scales: ByReplica[dict[str, list[float]]] = field(default_factory=dict)
+    """What every rule had learned at the end, by the name of the parameter."""
+    tables: dict[Replica, list[float]] = field(default_factory=dict)
+    """The probe's p_n."""
+    position_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    same_theta_losses: ByReplica[PositionLoss] = field(default_factory=dict)
+    """At the training's theta."""
+    trials: ByReplica[list[NeedleTrial]] = field(default_factory=dict)
+    scores: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    papers_needle: ByReplica[list[NeedleScore]] = field(default_factory=dict)
+    sharpness: ByReplica[Sharpness] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+    """What was typed to make it."""
+    comparisons: list[Comparison] = field(default_factory=list)
+    provenances: list[tuple[str, Provenance]] = field(default_factory=list)
+
+    @property
+    def by_configuration(self) -> list[ByReplica[Any]]:
+        """What was measured of every configuration, a kind each."""
+        return [self.curves, self.scales, *(getattr(self, home) for home in _HOMES.values())]
+
+    @property
+    def runs(self) -> dict[str, int]:
+        """How many runs of each configuration there are."""
+        found = {
+            name: set[Replica]().union(*(kind.get(name, ()) for kind in self.by_configuration))
+            for name in CONFIGURATIONS
+            if name != PROBE
+        }
+        return {name: len(replicas) for name, replicas in found.items() if replicas}
+
+    @property
+    def train_length(self) -> int:
+        """Tokens of a training sequence."""
+        return self.study["pretraining"]["model"]["train_length"]
+
+    @property
+    def rope_limit(self) -> float | None:
+        """The RoPE limit at the test's theta.
+
+        None where nothing bounds positions, and of a study that does not tell its head size.
+        """
+        model = self.study["pretraining"]["model"]
+        try:
+            head_dim = model["head_dim"] or model["hidden_size"] // model["num_heads"]
+            rotary_dim = head_dim if model["rotary_dim"] is None else model["rotary_dim"]
+        except KeyError:
+            return None
+        factor = self.study["theta_factor"]
+        limit = rope_limit_of(self.train_length, model["theta"], rotary_dim, factor)
+        return limit if limit < math.inf else None
+
+    @property
+    def is_in_parts(self) -> bool:
+        """It was not made on one machine."""
+        parts = {replica.part for found in self.curves.values() for replica in found}
+        return len(parts) > 1
+
+    @property
+    def theta(self) -> float:
+        """At test time."""
+        return self.study["pretraining"]["model"]["theta"] * self.study["theta_factor"]
+
+
+def read_findings(folder: Path) -> Findings:
+    """The findings of a study's folder, from the jobs that are done."""
+    values = read_study_file(folder)
+    findings = Findings(study=values["study"], commands=values.get("commands", []))
+    if (folder / PARTS).is_dir():
+        archives = sorted((folder / PARTS).glob(f"*{ARCHIVE}"))
+        for archive in archives:
+            # A single part is the whole, and needs no name.
+            name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
+            with unpacked(archive) as part:
+                _read_part(findings, part, name)
+    else:
+        _read_part(findings, folder, values.get("part", ""))
+    for kind in findings.by_configuration:
+        # In the paper's order, whichever part brought what.
+        in_order = sorted(kind.items(), key=lambda one: list(CONFIGURATIONS).index(one[0]))
+        kind.clear()
+        kind.update(in_order)
+    if (folder / VERDICTS).is_file():
+        # Damaged ones, or those of another version, are judged anew.
+        with suppress(UsageError):
+            findings.comparisons = read_jsonl(folder / VERDICTS, Comparison)
+    return findings
+
+
+def read_study_file(folder: Path) -> dict[str, Any]:
+    """What a study's folder says of itself: the study, its jobs, and where it was made."""
+    path = folder / STUDY
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; ssmax-lab reproduce makes studies")
+    if not path.is_file():
+        raise UsageError(
+            f"{folder} is no study: it holds no {STUDY}; make one with ssmax-lab reproduce"
+        )
+    try:
+        values = json.loads(path.read_text())
+        study = values["study"]
+        if not isinstance(study, dict):
+            raise TypeError(f"study must be dict, got {study!r:.40}")
+        # What no report can do without.
+        itemgetter("preset", "theta_factor", "needle_lengths")(study)
+        itemgetter("train_length", "theta")(study["pretraining"]["model"])
+        for name, kind in _KINDS.items():
+            if not isinstance(values.get(name, kind()), kind):
+                raise TypeError(f"{name} must be {kind.__name__}, got {values[name]!r:.40}")
+        if not all(isinstance(command, str) for command in values.get("commands", [])):
+            raise TypeError("commands must be texts")
+        return {**values, "study": study}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise no_study(path, error) from None
+
+
+def no_study(path: Path, error: Exception) -> UsageError:
+    """Say why a file is not the record of a study, without Python's words for it."""
+    if isinstance(error, RecursionError):
+        why = "it is nested too deeply"
+    elif isinstance(error, KeyError):
+        why = f"it lacks {error}"
+    else:
+        why = str(error)
+    return UsageError(
+        f"{path} is not the record of a study: {why}; bring back the one that "
+        "ssmax-lab reproduce wrote"
+    )
+
+
+@contextmanager
+def unpacked(archive: Path) -> Iterator[Path]:
+    """A folder with an archive's files, for as long as it is looked at."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+        except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+            # tarfile tells of every compression that it tried, a line each.
+            words = str(error).partition(":\n")[0]
+            raise UsageError(f"{archive} is no part of a study: {words}") from None
+        try:
+            yield Path(folder)
+        except UsageError as error:
+            # Who reads it has the archive, not the folder.
+            raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
+
+
+def _read_part(findings: Findings, folder: Path, part: str) -> None:
+    done = {file.stem for file in (folder / DONE).glob("*.json")}
+    for run, name, seed in _folders(folder / RUNS):
+        if f"pretrain-{name}-{seed}" in done:
+            _read_run(findings, run, name, Replica(seed, part))
+    for results, name, seed in _folders(folder / RESULTS):
+        replica = Replica(seed, part)
+        for file, home in _HOMES.items():
+            path, job, kind = results / file, f"{MADE_BY[file]}-{name}-{seed}", RECORD_TYPES[file]
+            # A study of before a measurement existed goes without it.
+            if job in done and path.is_file():
+                records = _newest(read_jsonl(path, kind))
+                if not records:
+                    raise UsageError(
+                        f"{path} is empty; take away {DONE}/{job}.json, and ssmax-lab reproduce "
+                        "does that job again"
+                    )
+                is_one = kind in (PositionLoss, Sharpness)
+                found = getattr(findings, home).setdefault(name, {})
+                found[replica] = records[-1] if is_one else records
+                words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
+                findings.provenances.append((words, records[-1].provenance))
+
+
+def _newest(records: list[Any]) -> list[Any]:
+    """Those of the last measurement; what one with other settings left behind does not count."""
+    return [
+        one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
+    ]
+
+
+def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
+    """Folders called CONFIGURATION-SEED, in the order of the configurations."""
+    found = []
+    for folder in parent.iterdir() if parent.is_dir() else ():
+        name, _, seed = folder.name.rpartition("-")
+        if seed.isdecimal() and name in CONFIGURATIONS:
+            found.append((folder, name, int(seed)))
+    order = list(CONFIGURATIONS)
+    yield from sorted(found, key=lambda one: (order.index(one[1]), one[2]))
+
+
+def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
+    journal = read_metrics(run / METRICS)
+    steps = [line for line in journal if line["kind"] == "step"]
+    if not steps:
+        raise UsageError(f"{run / METRICS} has no steps, though the run is done: it was cut short")
+    losses = [line["loss"] for line in steps]
+    scales = [line["values"] for line in journal if line["kind"] == "scale"]
+    if name == PROBE:
+        findings.tables[replica] = scales[-1]["table.p"]
+    else:
+        findings.curves.setdefault(name, {})[replica] = ([line["step"] for line in steps], losses)
+    if scales:
+        findings.scales.setdefault(name, {})[replica] = scales[-1]
+    try:
+        provenance = Provenance(**json.loads((run / RUN_CONFIG).read_text())["provenance"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{run / RUN_CONFIG} is not the record of a run: {error!r}") from None
+    findings.provenances.append((f"pretraining, {name}, {replica}", provenance))

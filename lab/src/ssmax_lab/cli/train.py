@@ -1,0 +1,354 @@
+"""Train runs, fine-tune, continue texts and export, from the command line."""
+
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ssmax.cli.options import Device, Json, Out
+from ssmax.errors import UsageError
+from ssmax_lab.cli.data import default_data, text_of_shipped
+from ssmax_lab.cli.options import A_RUN, Run, Sets, Theta
+from ssmax_lab.tiny import is_shipped, run_folder
+
+if TYPE_CHECKING:
+    from ssmax_lab.train import Outcome
+    from ssmax_lab.train.config import TrainConfig
+
+File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
+OnNonfinite = Annotated[
+    str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
+]
+
+
+def pretrain(
+    preset: Annotated[
+        str | None, typer.Option(help="quick, small, gpu or paper; by default quick.")
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="a (softmax), b (SSMax), c, d, f, probe, or a rule's name; by default b."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that ssmax-lab data prepare wrote; by default the preset's text."
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Of the run; by default PRESET-CONFIG.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
+    file: File = None,
+    set_: Sets = None,
+    resume: Resume = False,
+    on_nonfinite: OnNonfinite = None,
+    device: Device = None,
+) -> int:
+    """Train a model of the paper's kind from scratch.
+
+    The quick preset's text is that which every Python carries.
+    """
+    from ssmax._device import check_device
+    from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
+    from ssmax_lab.train.run_config import check_text, named_folder, resumed_config
+
+    overrides = _overrides(file, set_, on_nonfinite)
+    recipe = "quick" if preset is None else preset
+    configuration = "b" if config is None else config
+    if recipe not in PRETRAINING:
+        raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
+    check_device(device)
+    folder = named_folder(runs, f"{recipe}-{configuration}" if name is None else name)
+    if data is not None:
+        overrides["data.folder"] = str(data)
+    if resume:
+        settings = resumed_config(folder, overrides)
+        _check_same_run(folder, settings, preset, config, overrides)
+    else:
+        settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
+        if not settings.data.folder:
+            settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
+    check_text(settings)
+    check_gpu(settings.run.recipe, device)
+    from ssmax_lab.train import init_distributed, pretrain
+
+    with init_distributed(device) as ranks:
+        outcome = pretrain(settings, folder, ranks=ranks, resume=resume)
+    return _ended(outcome, folder, ["pretrain"], device)
+
+
+def finetune(
+    base: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            parser=run_folder,
+            help=f"{A_RUN} With --hf a converted model's folder.",
+        ),
+    ],
+    hf: Annotated[
+        bool,
+        typer.Option("--hf", help="RUN is a folder that ssmax convert wrote, or an adapter's."),
+    ] = False,
+    adapter_base: Annotated[
+        str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --hf: text that ssmax-lab data prepare wrote, instead of questions."
+        ),
+    ] = None,
+    only_ssmax: Annotated[
+        bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
+    ] = False,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
+            "several joined by +. With --hf this or --data is needed: one file, or invented. "
+            "By default hidden for quick runs, else invented."
+        ),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the run; by default RUN-qa, with --hf RUN-tuned.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option(help="Folder of all runs; by default RUN's, with --hf runs.")
+    ] = None,
+    file: File = None,
+    set_: Sets = None,
+    resume: Resume = False,
+    on_nonfinite: OnNonfinite = None,
+    device: Device = None,
+) -> int:
+    """Teach a run's model to answer questions, as in table 3.
+
+    With --hf: fine-tune a converted Hugging Face model, on questions or on text.
+    """
+    from ssmax._device import check_device
+    from ssmax.hf.sources import check_typed
+    from ssmax.nn.rules import RULES
+    from ssmax_lab.train.config import ConvertedTrainConfig
+    from ssmax_lab.train.questions import check_files, check_samples
+    from ssmax_lab.train.run_config import (
+        check_folder_and_base,
+        named_folder,
+        read_run_config,
+        with_name,
+    )
+
+    overrides = _overrides(file, set_, on_nonfinite)
+    if hf and config is not None:
+        raise UsageError("--config is for runs; a converted model has its rule already")
+    if not hf and (adapter_base is not None or data is not None or only_ssmax):
+        raise UsageError("--base, --data and --only-ssmax are for converted models; add --hf")
+    if hf and not resume and data is None and questions is None:
+        # All weights would be trained on questions that nobody asked for.
+        raise UsageError(
+            "--hf needs something to learn from; give --data, a folder that ssmax-lab data prepare "
+            "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
+            "ones"
+        )
+    check_device(device)
+    if only_ssmax:
+        overrides["model.only_ssmax"] = True
+    if hf:
+        check_folder_and_base(base, adapter_base or "")
+        check_samples(data, questions)
+        if adapter_base is not None:
+            check_typed(adapter_base)
+        ConvertedTrainConfig().with_overrides(overrides)
+    else:
+        read_run_config(base).with_overrides(overrides)
+    if questions is not None:
+        check_files(questions)
+    if config not in (None, "e", *RULES):
+        raise UsageError(f"--config must be e or one of {', '.join(RULES)}, got {config!r}")
+    base = with_name(base)
+    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
+    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    folder = named_folder(runs or beside, base.name + suffix if name is None else name)
+    text_of_shipped(base)
+    from ssmax_lab.train import finetune, finetune_converted, init_distributed
+
+    shared: dict[str, Any] = {"questions": questions, "overrides": overrides, "resume": resume}
+    then = None
+    with init_distributed(device) as ranks:
+        if hf:
+            outcome = finetune_converted(
+                base, folder, ranks=ranks, base=adapter_base, data=data, **shared
+            )
+            then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})"
+        else:
+            rule = "ssmax" if config == "e" else config
+            outcome = finetune(base, folder, ranks=ranks, rule=rule, **shared)
+    typed = ["finetune", *(["--hf"] if hf else []), str(base)]
+    return _ended(outcome, folder, typed, device, then)
+
+
+def generate(
+    folder: Run,
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
+    ],
+    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the likeliest that have this mass together.")
+    ] = None,
+    theta: Theta = None,
+    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    device: Device = None,
+) -> None:
+    """Continue prompts with a run's model."""
+    from ssmax._device import select_device
+    from ssmax_lab.model.config import check_sampling
+    from ssmax_lab.train.run_config import read_run_config
+
+    read_run_config(folder)
+    check_sampling(temperature, top_k, top_p)
+    if temperature == 0 and not (top_k is None and top_p is None):
+        raise UsageError(
+            "--top-k and --top-p choose among what is drawn, and at --temperature 0 nothing is; "
+            "give --temperature above 0"
+        )
+    if max_new_tokens < 0:
+        raise UsageError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
+    here = select_device(device)
+    import torch
+
+    from ssmax_lab.data.detokenizer import IncrementalDetokenizer
+    from ssmax_lab.train import load_run_model, load_run_tokenizer
+
+    tokenizer = load_run_tokenizer(folder)
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if not tokens:
+            raise UsageError(
+                f"a prompt must hold at least one token, got {prompt!r}; give a text to continue"
+            )
+    model = load_run_model(folder, device=here).eval()
+    if theta is not None:
+        model.theta = theta
+    new: list[list[int]] = [[] for _ in prompts]
+    text = IncrementalDetokenizer(tokenizer.decode) if len(prompts) == 1 else None
+    unprinted = prompts[0]
+    for step in model.stream(
+        encoded,
+        max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop_tokens=[tokenizer.vocabulary.end_of_document],
+        generator=torch.Generator(here).manual_seed(seed),
+    ):
+        for row, token in zip(new, step, strict=True):
+            if token is not None:
+                row.append(token)
+                if text is not None:
+                    print(unprinted + text.add(token), end="", flush=True)
+                    unprinted = ""
+    if text is not None:
+        print(unprinted + text.finish())
+    else:
+        for prompt, row in zip(prompts, new, strict=True):
+            print(f"{prompt}{tokenizer.decode(row)}\n---")
+
+
+def export(folder: Run, out: Out, json_: Json = False) -> None:
+    """Write a run as a Hugging Face model, for ssmax export."""
+    import json
+
+    from ssmax._files import check_empty
+    from ssmax_lab.train.run_config import read_run_config
+
+    read_run_config(folder)
+    check_empty(out)
+    from ssmax_lab.model.llama import save_as_llama
+    from ssmax_lab.train import load_run_model, load_run_tokenizer
+
+    tokenizer = load_run_tokenizer(folder)
+    end = tokenizer.vocabulary.end_of_document
+    save_as_llama(
+        load_run_model(folder),
+        out,
+        tokenizer=tokenizer.definition,
+        end=(end, tokenizer.decode([end])),
+    )
+    then = shlex.join(["ssmax", "export", str(out), "OUT", "--to", "ministral"])
+    if json_:
+        print(json.dumps({"out": str(out)}))
+    else:
+        print(f"{out}: load it with ssmax.hf.from_pretrained({str(out)!r}); for engines: {then}")
+
+
+def _overrides(
+    file: Path | None, sets: Sequence[str] | None, on_nonfinite: str | None
+) -> dict[str, Any]:
+    """Collect what is laid over a preset: a file, over it --set, over it the flags."""
+    from ssmax_lab.train.config import read_config_file, read_overrides
+
+    overrides = read_config_file(file) if file else {}
+    overrides |= read_overrides(sets or [])
+    if on_nonfinite is not None:
+        overrides["run.on_nonfinite"] = on_nonfinite
+    return overrides
+
+
+def _check_same_run(
+    folder: Path,
+    began: "TrainConfig",
+    preset: str | None,
+    config: str | None,
+    overrides: dict[str, Any],
+) -> None:
+    """Refuse to resume a run as what it did not begin as: another run is meant."""
+    from ssmax_lab.train.recipes import configured
+
+    asked = began if config is None else configured(began, config)
+    # The command that began it may be given again whole: what it overrides stays overridden.
+    asked = asked.with_overrides(({} if preset is None else {"run.recipe": preset}) | overrides)
+
+    def rules(settings: "TrainConfig") -> str:
+        return " then ".join(map(repr, filter(None, (settings.model.rule, settings.switch.rule))))
+
+    for what, option, was, named in (
+        ("preset", "--preset", repr(began.run.recipe), repr(asked.run.recipe)),
+        ("rule", "--config", rules(began), rules(asked)),
+    ):
+        if was != named:
+            raise UsageError(
+                f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
+                "or give another name"
+            )
+
+
+def _ended(
+    outcome: "Outcome", folder: Path, verb: list[str], device: str | None, then: str | None = None
+) -> int:
+    """Print how a run ended and what to do next; return the exit code."""
+    to_use_it = ["ssmax-lab", "generate", str(folder), "a prompt"]
+    where = ["--runs", str(folder.parent), "--name", folder.name]
+    where += [] if device is None else ["--device", device]
+    if outcome.stopped_by is None:
+        code, said = 0, f"done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
+    else:
+        code = 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
+        said = (
+            f"stopped by {outcome.stopped_by} after step {outcome.step:,}, which is saved; resume "
+            f"with: {shlex.join(['ssmax-lab', *verb, *where, '--resume'])}"
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{folder}: {said}")
+    return code

@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
+import ssmax.cli
 import ssmax.hf
 from ssmax_lab import cli
+from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import Fading, NeedleScore, NeedleTrial, PositionLoss, read_jsonl
 
 KINDS = {
@@ -115,13 +117,13 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     letters = [chr(code) for code in range(32, 127)]
     save_tokenizer("base", letters=letters)
     firsts = []
-    losses = ssmax.hf.HFCausalLM.losses
+    losses = HFCausalLM.losses
 
     def watched(self, tokens):
         firsts.extend(tokens[:, 0].tolist())
         return losses(self, tokens)
 
-    monkeypatch.setattr(ssmax.hf.HFCausalLM, "losses", watched)
+    monkeypatch.setattr(HFCausalLM, "losses", watched)
     prepare = "data prepare texts own --tokenizer base --validation-fraction 0"
     assert cli.run(prepare.split()) == 0
     typed = "evaluate position-loss --hf base --length 100 --documents 2"
@@ -131,7 +133,7 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     assert cli.run([*typed.split(), "--data", "tokens/train"]) == 2
     assert "are those of 'bytes', not of the model" in capsys.readouterr().err
     # Beside it another model must read the same tokens; what ssmax convert writes does.
-    assert cli.run(["convert", "base", "converted"]) == 0
+    assert ssmax.cli.run(["convert", "base", "converted"]) == 0
     both = [*typed.split(), "--data", "own/train", "--hf"]
     assert cli.run([*both, "converted"]) == 0
     save_tokenizer("same", letters=letters[:-1])
@@ -183,7 +185,7 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
         ("fading --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
         ("fading --hf base --hf base", "two models are called 'base'"),
         ("fading --hf base --data tokens/train", "gives no tokenizer.json"),
-        ("fading --hf nowhere --data tokens", "'nowhere' is no folder, and as a name on the Hub"),
+        ("fading --hf nowhere --data tokens", "there is no folder 'nowhere'"),
         ("fading --hf ./nowhere --data tokens", "there is no such folder"),
         ("fading --hf adapter --data tokens", "adapter holds an adapter"),
         (
@@ -191,7 +193,7 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
             "encoder holds a BertForMaskedLM, which is no causal",
         ),
         ("fading --hf base --hf seq2seq --data tokens", "which is no causal language model"),
-        ("fading --hf nowhere --tokenizer bytes --data tokens", "cannot be loaded"),
+        ("fading --hf nowhere --tokenizer bytes --data tokens", "there is no folder"),
         ("fading --hf base --tokenizer gpt2 --data tokens", "the model 300"),
         ("fading --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
         ("fading --hf base --adapter texts --tokenizer bytes --data tokens/train", "no adapter"),

@@ -61,7 +61,7 @@ SHORTER = {
     "python examples/train_only_s.py": "--steps 1",
     "ssmax-lab data prepare": "--workers 1",
     "ssmax-lab evaluate all": "--documents 1 --depths 1 --trials 1 --device cpu",
-    "ssmax-lab evaluate fading": "--length 300 --documents 1 --device cpu",
+    "ssmax-lab evaluate sharpness": "--length 300 --documents 1 --device cpu",
     "ssmax-lab evaluate needle": "--depths 1 --trials 1 --device cpu",
     "ssmax-lab evaluate needle-score": "--trials 1 --device cpu",
     "ssmax-lab evaluate position-loss": "--documents 1 --device cpu",
@@ -197,18 +197,18 @@ def typed(command: str):
     return write
 
 
-def write_piece(path: Path, name: re.Match) -> None:
+def write_part(path: Path, name: re.Match) -> None:
     """Records of another machine."""
-    piece = f"{name[1]}-{name[2]}"
-    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --piece {piece}"
+    part = f"{name[1]}-{name[2]}"
+    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --part {part}"
     command = (
-        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {piece}"
+        f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {part}"
     )
     in_process(shortened(command), {})
 
 
 BROUGHT_ALONG = {
-    r"(\w+)-(\d)\.tar\.xz": write_piece,
+    r"(\w+)-(\d)\.tar\.xz": write_part,
     r"MODEL": lambda path, _: write_model("tiny-a", path),
     r"adapter": typed(
         "ssmax convert openai-community/gpt2 {path} --adapter --init paper --train-length 1024"
@@ -243,7 +243,7 @@ LEAVES = {
     "evaluate": "{results}/*.jsonl",
     "export": "{out}/*",
     "finetune": "runs/*/model/*",
-    "gather": "{folder}/pieces/*",
+    "merge": "{folder}/parts/*",
     "python examples/train_only_s.py": "adapter/*",
     "pretrain": "{runs}/{preset}-{config}/model/*",
     "report": "{folder}/*.html",

@@ -1,6 +1,6 @@
-"""Draw results/ anew from its records, and write its tables into the README and the docs.
+"""Draw build/results from the records in lab/results; write their tables into README and docs.
 
-`make results`. No GPU, no weights: a folder of results holds records, and all else is made of them.
+`make results`. No GPU, no weights: pages, figures and tables are made of records alone.
 """
 
 from pathlib import Path
@@ -18,26 +18,26 @@ from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.reproduction import report
 
 ROOT = Path(__file__).parent.parent
+RECORDS, DRAWN = ROOT / "lab/results", ROOT / "build/results"
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("results*.md")))
 
 
 def main() -> None:
     """Judge, draw, write."""
-    for study in sorted((ROOT / "results").glob("*/study.json")):
-        _, page = report(study.parent)
+    for study in sorted(RECORDS.glob("*/study.json")):
+        _, page = report(study.parent, DRAWN / study.parent.name)
         print(page.relative_to(ROOT))
-    results = read_results(ROOT / "results")
+    results = read_results(RECORDS)
     for base in BASES:
         drawn = variants_figure(results, base)
         if drawn is not None:
-            write_whole(ROOT / "results" / f"variants-of-{base}.svg", as_svg(drawn))
+            write_whole(DRAWN / f"variants-of-{base}.svg", as_svg(drawn))
     made = tables(results)
     for document in DOCUMENTS:
         text = written(document.read_text(), made)
         write_whole(document, text)
-        # A page of the site shows what lies beside it.
         for picture, figure in shown_figures(text).items():
-            write_whole(ROOT / "docs/pictures" / picture, (ROOT / "results" / figure).read_text())
+            write_whole(ROOT / "docs/pictures" / picture, (DRAWN / figure).read_text())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Records: a line that can defend itself."""
 
 import csv
+import dataclasses
 import re
 import subprocess
 
@@ -56,12 +57,33 @@ def test_the_commit_is_that_of_the_code_or_unknown(monkeypatch, tmp_path):
 
 def test_records_come_back_as_they_were_written(tmp_path):
     path = tmp_path / "rows.jsonl"
-    rows = [row(milliseconds=0.1 + 0.2), row(error=float("inf"))]
-    whole = "".join(map(records.to_json_line, rows))
+    other = dataclasses.replace(row().provenance, seed=4)
+    rows = [row(milliseconds=0.1 + 0.2), row(error=float("inf")), row(provenance=other), row()]
+    whole = records.to_jsonl(rows)
     path.write_text(whole + whole[:50])
     assert records.read_jsonl(path, records.BenchmarkRow) == rows, "but for the line cut short"
-    path.write_text(whole + "{}\n")
-    with pytest.raises(ValueError, match=r"rows.jsonl:3 is no BenchmarkRow: 'provenance'"):
+    # What is appended begins with its own provenance.
+    path.write_text(whole + records.to_jsonl(rows[:1]))
+    assert records.read_jsonl(path, records.BenchmarkRow) == [*rows, rows[0]]
+
+
+def test_a_provenance_stands_once_before_the_records_that_share_it(tmp_path):
+    lines = records.to_jsonl([row(), row(mode="backward")]).splitlines()
+    assert [("provenance" in line) for line in lines] == [True, False, False]
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[]", "5", '{"provenance": {}}', '{"provenance": 5}'])
+def test_a_line_that_is_no_record_is_named(tmp_path, damaged):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(records.to_jsonl([row()]) + damaged + "\n")
+    with pytest.raises(ValueError, match=r"rows.jsonl:3 is no BenchmarkRow"):
+        records.read_jsonl(path, records.BenchmarkRow)
+
+
+def test_a_record_without_provenance_is_refused(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(records.to_jsonl([row()]).partition("\n")[2])
+    with pytest.raises(ValueError, match=r"rows.jsonl:1 is no BenchmarkRow: .*provenance"):
         records.read_jsonl(path, records.BenchmarkRow)
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ssmax_lab.report.captions import EXACT
-from ssmax_lab.report.reach import breaks_at
+from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.statistics import EXACT, over_items
+from ssmax_lab.configurations import look
 from ssmax_lab.report.results import (
     HEADLINES,
     LARGEST_FIRST,
     VARIED,
+    base_scaling,
     claims,
     headlines,
-    raised,
     read_results,
     shown_figures,
     tables,
@@ -23,10 +24,8 @@ from ssmax_lab.report.results import (
     written,
 )
 from ssmax_lab.report.study_tables import heads, numbers, probe, stretches
-from ssmax_lab.report.style import look
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.presets import PRESETS
-from ssmax_lab.study.statistics import over_items
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("results*.md"))
@@ -98,7 +97,7 @@ def measured(one):
     return one.effect, one.low, one.high
 
 
-def test_factors_put_in_at_the_test_are_told_as_recorded():
+def test_factors_applied_at_test_time_are_told_as_recorded():
     record = json.loads((ROOT / "results" / "factors-at-162m.json").read_text())
     first, *others = record["rows"]
     told = (ROOT / "docs" / "results.md").read_text()
@@ -145,17 +144,17 @@ def test_the_first_values_of_p_n_can_be_left_out(results):
 
 def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
     one = results["2026-11-15_quick"]
-    (replica, record), *_ = one.fading["a"].items()
+    (replica, record), *_ = one.sharpness["a"].items()
     there = record.num_keys.index(one.train_length)
     weights = np.ones((1, 4, len(record.num_keys)))
     weights[0, :, there] = 0.8
     weights[0, :, -1] = 0.1, 0.4, 0.41, 0.9
     made = dataclasses.replace(record, largest=weights.tolist(), entropy=weights.tolist())
-    told = heads(dataclasses.replace(one, fading={"a": {replica: made}})).splitlines()
+    told = heads(dataclasses.replace(one, sharpness={"a": {replica: made}})).splitlines()
     row = dict(zip(told[0].split(" | "), told[2].split(" | "), strict=True))
-    assert row["heads that fade by n = 1,025"] == "0.500"
+    assert row["heads that lose sharpness by n = 1,025"] == "0.500"
     # Arithmetic carries positions to 181.
-    assert row["heads that fade by n = 128"] == "0.000"
+    assert row["heads that lose sharpness by n = 128"] == "0.000"
 
 
 def test_a_loss_is_split_where_positions_give_out(results):
@@ -171,7 +170,7 @@ def test_a_loss_is_split_where_positions_give_out(results):
     header, _, row = told.splitlines()
     assert "32 to 64 | 64 to 181 | past 181" in header
     assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
-    assert "Nothing bounds" in stretches(results["2026-11-15_quick-no-rotary"])
+    assert "no RoPE limit" in stretches(results["2026-11-15_quick-no-rotary"])
 
 
 def test_what_raising_theta_costs_is_told_run_by_run(results):
@@ -189,7 +188,7 @@ def test_what_raising_theta_costs_is_told_run_by_run(results):
     after = {"a": {first: lifted(0.1), second: lifted(0.3)}, "b": {first: lifted(0.05)}}
     before = {"a": {first: record, second: record}}
     made = dataclasses.replace(one, position_losses=after, same_theta_losses=before)
-    _, _, row = raised({"2026-11-15_quick": made}).splitlines()
+    _, _, row = base_scaling({"2026-11-15_quick": made}).splitlines()
     # (b) was not measured with theta unchanged.
     assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - | - |")
 
@@ -209,8 +208,8 @@ def test_the_bases_of_theta_to_choose_from_are_as_measured(results):
             assert places == [None] * 6 and breaks == "not within 10,240"
         else:
             assert breaks == f"{min(places):,} to {max(places):,}"
-        assert until == f"{one.carries_to:,.0f}"
-        (row,) = raised({name: one}).splitlines()[2:]
+        assert until == f"{one.rope_limit:,.0f}"
+        (row,) = base_scaling({name: one}).splitlines()[2:]
         measured = [cell.split()[0] for cell in row.split(" | ")[4:6]]
         assert [price.split()[0] for price in prices] == [f"{float(x):.2f}" for x in measured]
 

@@ -1,6 +1,7 @@
 """The shape of every file that crosses a wall. Standard library only.
 
-A record is one line that can defend itself: it carries where it came from.
+A record can defend itself: it carries where it came from. In a .jsonl file a line with a provenance
+holds for the records behind it, up to the next.
 """
 
 import csv
@@ -20,8 +21,8 @@ from ssmax.errors import UsageError
 
 Record = TypeVar("Record")
 
-PIECE_VARIABLE = "SSMAX_PIECE"
-"""Names the piece of a study to the processes that make its records."""
+PART_VARIABLE = "SSMAX_PART"
+"""Names the part of a study to the processes that make its records."""
 RUN_CONFIG, METRICS = "config.json", "metrics.jsonl"
 """What a run writes of itself: its settings with their provenance, and a line for every step."""
 
@@ -42,8 +43,8 @@ class Provenance:
     """The seed of everything random in it."""
     date: str
     """Day in UTC, ISO 8601."""
-    piece: str = ""
-    """What was made side by side on one machine, of a study made in pieces."""
+    part: str = ""
+    """What was made side by side on one machine, of a study made on several."""
     model: str = ""
     """A hash of what was measured, where its name may come to be another's."""
 
@@ -59,7 +60,7 @@ class Provenance:
             device=device,
             seed=seed,
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            piece=os.environ.get(PIECE_VARIABLE, ""),
+            part=os.environ.get(PART_VARIABLE, ""),
             model=model,
         )
 
@@ -94,8 +95,6 @@ class PositionLoss:
     run: str
     mean: list[float]
     """Position i is the token that follows i + 1 others."""
-    std: list[float]
-    """Over documents."""
     count: int
     """Documents."""
     edges: list[int]
@@ -137,14 +136,12 @@ class NeedleScore:
     is_whole: bool
     first_digit: bool
     number_scores: list[list[float]]
-    """By layer and head, on the number."""
-    sentence_scores: list[list[float]]
-    """Likewise, on its whole sentence."""
+    """By layer and head."""
     provenance: Provenance
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Fading:
+class Sharpness:
     """How sharp attention is where queries see n keys, by layer and head."""
 
     run: str
@@ -187,20 +184,34 @@ class Comparison:
         return f"{self.effect:+.{decimals}f} [{self.low:+.{decimals}f}, {self.high:+.{decimals}f}]"
 
 
-def to_json_line(record: Any) -> str:
-    """A record as one line of a .jsonl file; numbers keep every digit."""
-    return json.dumps(dataclasses.asdict(record)) + "\n"
+def to_jsonl(records: Iterable[Any]) -> str:
+    """Write records as the lines of a .jsonl file; numbers keep every digit."""
+    lines, written = [], None
+    for record in records:
+        names = (field.name for field in dataclasses.fields(record))
+        values = {name: getattr(record, name) for name in names}
+        provenance = values.pop("provenance")
+        if provenance != written:
+            lines.append({"provenance": dataclasses.asdict(provenance)})
+            written = provenance
+        lines.append(values)
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
-    """The records of a file; a last line that was cut short is left out."""
-    records = []
+    """Read the records of a file; a last line that was cut short is left out."""
+    records: list[Record] = []
+    provenance = None
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             values = json.loads(line)
-            values["provenance"] = Provenance(**values["provenance"])
-            records.append(kind(**values))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if values.keys() == {"provenance"}:
+                provenance = Provenance(**values["provenance"])
+            elif provenance is None:
+                raise ValueError("no provenance stands before it")
+            else:
+                records.append(kind(**values, provenance=provenance))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records
 
@@ -254,8 +265,8 @@ def _flat(row: BenchmarkRow) -> dict[str, Any]:
     flat = dataclasses.asdict(row)
     provenance = flat.pop("provenance")
     versions = provenance.pop("versions")
-    # Timings are compared within one run of a benchmark, which is a piece by itself; of no model.
-    del provenance["piece"], provenance["model"]
+    # Timings are compared within one run of a benchmark, which is a part by itself; of no model.
+    del provenance["part"], provenance["model"]
     return {**flat, **provenance, **versions}
 
 
@@ -286,3 +297,40 @@ def _commit() -> str:
 def _git(directory: Path, *arguments: str) -> str:
     command = ["git", "-C", str(directory), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+# Where the files of a study and of a folder of results lie, whoever writes them.
+STUDY, VERDICTS = "study.json", "verdicts.jsonl"
+RUNS, RESULTS, DONE, LOGS, TEXT = "runs", "results", "done", "logs", "data"
+"""Folders of a study: its runs, what was measured of each, the jobs that are done, their logs, and
+the tokens that it prepared."""
+PARTS, ARCHIVE = "parts", ".tar.xz"
+"""Where a study that was made in parts has their records, packed."""
+FIGURES, PAGE, SIDE_BY_SIDE = "figures", "report.html", "side-by-side.html"
+POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
+SHARPNESS, NEEDLE = "sharpness.jsonl", "needle.jsonl"
+NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
+RECORD_TYPES: dict[str, type[PositionLoss | Sharpness | NeedleTrial | NeedleScore]] = {
+    POSITION_LOSS: PositionLoss,
+    SAME_THETA_LOSS: PositionLoss,
+    SHARPNESS: Sharpness,
+    NEEDLE: NeedleTrial,
+    NEEDLE_SCORE: NeedleScore,
+    PAPERS_NEEDLE_SCORE: NeedleScore,
+}
+"""Files of one measurement each, in whatever folder of results, and what their lines are."""
+MADE_BY = {
+    name: "loss" if kind in (PositionLoss, Sharpness) else "needle"
+    for name, kind in RECORD_TYPES.items()
+}
+"""The kind of job that writes a file of records."""
+
+
+def pretrained_folder(study: Path, run: str) -> Path:
+    """Locate a pretraining in the folder of a study."""
+    return study / RUNS / run
+
+
+def finetuned_folder(study: Path, run: str) -> Path:
+    """Locate the fine-tuning of a run in the folder of a study."""
+    return study / RUNS / f"{run}-qa"

@@ -126,7 +126,7 @@ BAD = [
     ("reproduce --minutes 0", "minutes must be more than 0"),
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),
-    ("gather study nowhere.tar.xz", "there is no file nowhere.tar.xz"),
+    ("merge study nowhere.tar.xz", "there is no file nowhere.tar.xz"),
     ("data prepare texts afile --tokenizer bytes", "afile must be a folder, but afile is a file"),
     ("data prepare texts afile/x --tokenizer bytes", "afile/x must be a folder, but afile is a"),
     ("pretrain --data tokens --runs afile", "afile/quick-b must be a folder, but afile is a file"),
@@ -134,8 +134,8 @@ BAD = [
     ("export tiny-b afile/x", "but"),
     ("export tiny-b afile", "afile is not an empty folder"),
     ("export texts out", "texts is no run"),
-    ("gather afile study.tar.xz", "afile must be a folder, but afile is a file"),
-    ("gather afile/x study.tar.xz", "afile/x must be a folder, but afile is a file"),
+    ("merge afile study.tar.xz", "afile must be a folder, but afile is a file"),
+    ("merge afile/x study.tar.xz", "afile/x must be a folder, but afile is a file"),
     ("reproduce --out afile", "afile must be a folder, but afile is a file"),
     ("reproduce --out afile/x", "afile/x must be a folder, but afile is a file"),
     ("reproduce --records afile/x.tar.xz", "afile must be a folder, but afile is a file"),
@@ -373,10 +373,10 @@ def test_a_run_is_measured(home, capsys):
     assert "of 2 numbers found" in capsys.readouterr().out
     assert cli.run([*score.split(), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [json.loads(line)["trial"] for line in lines] == [0, 1]
-    # Measured twice, it is there once.
-    assert len((home / "results" / "needle_score.jsonl").read_text().splitlines()) == 2
-    typed = "evaluate fading runs/quick-b --length 100 --documents 2"
+    assert [json.loads(line).get("trial") for line in lines] == [None, 0, 1]
+    # Measured twice, it is there once, behind its provenance.
+    assert (home / "results" / "needle_score.jsonl").read_text().splitlines() == lines
+    typed = "evaluate sharpness runs/quick-b --length 100 --documents 2"
     assert cli.run(typed.split()) == 0
     assert "n    101  largest weight" in capsys.readouterr().out
     # A fine-tuned run is measured on the text of its base.
@@ -386,7 +386,7 @@ def test_a_run_is_measured(home, capsys):
     assert cli.run(score.split()) == 0
     assert "of 1 numbers found" in capsys.readouterr().out
     names = sorted(path.name for path in (home / "results").iterdir())
-    assert names == ["fading.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
+    assert names == ["sharpness.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
     assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()
     assert '"run": "quick-b+softmax"' in (home / "results" / "needle_score.jsonl").read_text()
     for typed, message in (
@@ -394,8 +394,8 @@ def test_a_run_is_measured(home, capsys):
         ("needle-score runs/quick-b --depth 1.5", "depth must be from 0 to 1, got 1.5"),
         ("needle runs/quick-b --depths 0", "a grid needs"),
         ("position-loss runs/quick-b --length 10000000", "too few for a row"),
-        ("fading nowhere", "there is no folder nowhere"),
-        ("fading runs/quick-b --rule x", "rule must be one of"),
+        ("sharpness nowhere", "there is no folder nowhere"),
+        ("sharpness runs/quick-b --rule x", "rule must be one of"),
     ):
         assert cli.run(["evaluate", *typed.split()]) == 2
         assert message in capsys.readouterr().err
@@ -409,9 +409,9 @@ def test_a_run_is_called_by_its_folder_however_that_is_typed(
     assert cli.run(["pretrain", "--data", str(prepared / "tokens"), *TINY]) == 0
     monkeypatch.chdir(tmp_path / "runs" / "quick-b" / inside)
     results = ["--results", str(tmp_path / "results")]
-    fading = ["evaluate", "fading", typed, "--length", "100", "--documents", "1", *results]
-    assert cli.run(fading) == 0
-    assert '"run": "quick-b"' in (tmp_path / "results" / "fading.jsonl").read_text()
+    sharpness = ["evaluate", "sharpness", typed, "--length", "100", "--documents", "1", *results]
+    assert cli.run(sharpness) == 0
+    assert '"run": "quick-b"' in (tmp_path / "results" / "sharpness.jsonl").read_text()
     assert cli.run(["finetune", typed, "--questions", "invented", *SHORT]) == 0
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quick-b", "quick-b-qa"}
 
@@ -431,7 +431,7 @@ def test_numbers_have_the_digits_that_a_run_was_fine_tuned_on(home, capsys):
         # A script reads the result alone; who asks for others gets them.
         for given, expected in ([], digits), (["--digits", "2"], 2):
             assert cli.run(["evaluate", "needle-score", *measured.split(), *given, "--json"]) == 0
-            (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+            _, line = map(json.loads, capsys.readouterr().out.splitlines())
             assert len(line["number"]) == expected
 
 

@@ -12,11 +12,11 @@ import ssmax.cli
 import ssmax.hf
 from ssmax_lab import cli
 from ssmax_lab.model.hf_causal_lm import HFCausalLM
-from ssmax_lab.records import Fading, NeedleScore, NeedleTrial, PositionLoss, read_jsonl
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness, read_jsonl
 
 KINDS = {
     "position_loss": PositionLoss, "needle": NeedleTrial, "needle_score": NeedleScore,
-    "fading": Fading,
+    "sharpness": Sharpness,
 }  # fmt: skip
 SMALL = "--length 160 --documents 2 --depths 2 --trials 2 --digits 3"
 
@@ -83,14 +83,14 @@ def test_before_and_after_stand_side_by_side_in_one_report(home, capsys):
 
 def test_an_adapter_is_measured_beside_its_base(home, capsys):
     measured = "--hf base --adapter adapter --tokenizer bytes --data tokens/train"
-    for verb in ("position-loss --length 160 --documents 2", "fading --length 160 --documents 2",
+    for verb in ("position-loss --length 160 --documents 2", "sharpness --length 160 --documents 2",
                  "needle --length 150 --depths 1 --trials 2 --digits 3",
                  "needle-score --length 150 --trials 2 --digits 3"):  # fmt: skip
         assert cli.run(["evaluate", *verb.split(), *measured.split()]) == 0
     out = capsys.readouterr().out
     assert "base+adapter" in out and "top needle score, context 150" in out
-    fading = records(home, "fading")
-    last = {run: found[0].largest[0][0][-1] for run, found in fading.items()}
+    sharpness = records(home, "sharpness")
+    last = {run: found[0].largest[0][0][-1] for run, found in sharpness.items()}
     assert last["base+adapter"] > last["base"]  # s = 3 sharpens
     losses = records(home, "position_loss")
     assert losses["base"][0].mean != losses["base+adapter"][0].mean
@@ -145,14 +145,14 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
 def test_folders_of_one_name_are_called_by_the_folders_around_them(home, capsys):
     for around, folder in (("before", "base"), ("after", "same")):
         shutil.copytree(folder, home / around / "llama")
-    alone = "evaluate fading --hf before/llama --tokenizer bytes --length 100 --data tokens/train"
+    alone = "evaluate sharpness --hf before/llama --tokenizer bytes --length 99 --data tokens/train"
     assert cli.run([*alone.split(), "--documents", "2"]) == 0
     both = f"{alone} --hf after/llama"
     # The name that one had alone is not the other's. Once measured, both are found again.
     for _ in range(2):
         assert cli.run([*both.split(), "--documents", "2"]) == 0
         assert "before/llama" in capsys.readouterr().out
-    assert list(records(home, "fading")) == ["llama", "before/llama", "after/llama"]
+    assert list(records(home, "sharpness")) == ["llama", "before/llama", "after/llama"]
 
 
 def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
@@ -169,34 +169,37 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("fading", "give one thing to measure"),
-        ("fading base --hf base", "give one thing to measure"),
-        ("fading runs/x --adapter adapter", "go with --hf"),
+        ("sharpness", "give one thing to measure"),
+        ("sharpness base --hf base", "give one thing to measure"),
+        ("sharpness runs/x --adapter adapter", "go with --hf"),
         (
-            "fading --hf base --rule ssmax",
+            "sharpness --hf base --rule ssmax",
             "--rule is a run's; a Hugging Face model is given one by "
             "ssmax convert base OUT --rule ssmax, and then measured",
         ),
         (
-            "fading --hf base --theta 40000",
+            "sharpness --hf base --theta 40000",
             "--theta is a run's; for a Hugging Face model copy its "
             "folder, set the rope_theta in config.json of the copy to 40000",
         ),
-        ("fading --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
-        ("fading --hf base --hf base", "two models are called 'base'"),
-        ("fading --hf base --data tokens/train", "gives no tokenizer.json"),
-        ("fading --hf nowhere --data tokens", "there is no folder 'nowhere'"),
-        ("fading --hf ./nowhere --data tokens", "there is no such folder"),
-        ("fading --hf adapter --data tokens", "adapter holds an adapter"),
+        ("sharpness --hf base --hf same --adapter adapter", "goes with one --hf, got 2"),
+        ("sharpness --hf base --hf base", "two models are called 'base'"),
+        ("sharpness --hf base --data tokens/train", "gives no tokenizer.json"),
         (
-            "fading --hf encoder --data tokens",
+            "sharpness --hf nowhere --data tokens",
+            "there is no folder 'nowhere'",
+        ),
+        ("sharpness --hf ./nowhere --data tokens", "there is no such folder"),
+        ("sharpness --hf adapter --data tokens", "adapter holds an adapter"),
+        (
+            "sharpness --hf encoder --data tokens",
             "encoder holds a BertForMaskedLM, which is no causal",
         ),
-        ("fading --hf base --hf seq2seq --data tokens", "which is no causal language model"),
-        ("fading --hf nowhere --tokenizer bytes --data tokens", "there is no folder"),
-        ("fading --hf base --tokenizer gpt2 --data tokens", "the model 300"),
-        ("fading --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
-        ("fading --hf base --adapter texts --tokenizer bytes --data tokens/train", "no adapter"),
+        ("sharpness --hf base --hf seq2seq --data tokens", "which is no causal language model"),
+        ("sharpness --hf nowhere --tokenizer bytes --data tokens", "there is no folder"),
+        ("sharpness --hf base --tokenizer gpt2 --data tokens", "the model 300"),
+        ("sharpness --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
+        ("sharpness --hf base --adapter texts --tokenizer bytes --data tokens/train", "no adapter"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, message):
@@ -212,25 +215,25 @@ def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, m
     assert not (home / "results").exists()
 
 
-FADING = "evaluate fading --tokenizer bytes --data tokens/train --length 100 --documents 2"
+SHARPNESS = "evaluate sharpness --tokenizer bytes --data tokens/train --length 100 --documents 2"
 
 
 def test_what_was_tuned_is_called_by_its_run(home):
     for source, run in (("base", "one"), ("same", "two")):
         shutil.copytree(source, f"runs/{run}/model")
         (home / "runs" / run / "config.json").write_text("{}")
-    assert cli.run([*FADING.split(), "--hf", "runs/one/model", "--hf", "runs/two/model"]) == 0
-    assert list(records(home, "fading")) == ["one", "two"]
+    assert cli.run([*SHARPNESS.split(), "--hf", "runs/one/model", "--hf", "runs/two/model"]) == 0
+    assert list(records(home, "sharpness")) == ["one", "two"]
     # A folder of that name which is no run's has no other.
     shutil.copytree("base", "model")
-    assert cli.run([*FADING.split(), "--hf", "model"]) == 0
-    assert list(records(home, "fading")) == ["one", "two", "model"]
+    assert cli.run([*SHARPNESS.split(), "--hf", "model"]) == 0
+    assert list(records(home, "sharpness")) == ["one", "two", "model"]
 
 
 def test_the_table_shows_what_was_asked_for_and_the_page_says_what_else_it_has(home, capsys):
-    assert cli.run([*FADING.split(), "--hf", "base"]) == 0
+    assert cli.run([*SHARPNESS.split(), "--hf", "base"]) == 0
     assert f"the page: {home}" in capsys.readouterr().out
-    assert cli.run([*FADING.split(), "--hf", "same"]) == 0
+    assert cli.run([*SHARPNESS.split(), "--hf", "same"]) == 0
     out = capsys.readouterr().out
     (titles,) = [line for line in out.split("\n\n")[-2].splitlines() if "n = " not in line]
     assert titles.split() == ["same"]
@@ -254,7 +257,7 @@ def another_s(folder):
 def clamped(folder):
     """The same weights: what tells them apart is in the config."""
     model = transformers.LlamaForCausalLM.from_pretrained(folder)
-    ssmax.hf.convert(model, init="clamp", train_length=8).save_pretrained(folder)
+    ssmax.hf.convert(model, rule="clamp", train_length=8).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
@@ -273,18 +276,18 @@ def clamped(folder):
 )
 def test_two_models_never_share_a_column(home, capsys, first, second, change):
     shutil.copytree("base", "other/base")
-    assert cli.run([*FADING.split(), *first.split()]) == 0
+    assert cli.run([*SHARPNESS.split(), *first.split()]) == 0
     # It is the model that counts, not where it is.
-    assert cli.run([*FADING.split(), *first.replace("base", "other/base").split()]) == 0
-    before = records(home, "fading")
+    assert cli.run([*SHARPNESS.split(), *first.replace("base", "other/base").split()]) == 0
+    before = records(home, "sharpness")
     change()
     capsys.readouterr()
-    assert cli.run([*FADING.split(), *second.split()]) == 2
+    assert cli.run([*SHARPNESS.split(), *second.split()]) == 2
     name = "base+adapter" if "adapter" in second else "base"
     said = capsys.readouterr().err
     assert f"another model that is called {name!r}" in said and "--results another folder" in said
-    assert records(home, "fading")[name] == before[name]
-    assert cli.run([*FADING.split(), *second.split(), "--results", "new"]) == 0
+    assert records(home, "sharpness")[name] == before[name]
+    assert cli.run([*SHARPNESS.split(), *second.split(), "--results", "new"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -300,6 +303,6 @@ def test_an_adapter_is_refused_before_its_base_is_measured(home, capsys, base, m
     wide.hidden_size *= 2
     transformers.LlamaForCausalLM(wide).save_pretrained("wide")
     capsys.readouterr()
-    assert cli.run([*FADING.split(), "--hf", base, "--adapter", "adapter"]) == 2
+    assert cli.run([*SHARPNESS.split(), "--hf", base, "--adapter", "adapter"]) == 2
     assert message in capsys.readouterr().err
     assert not (home / "results").exists()

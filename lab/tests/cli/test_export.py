@@ -1,6 +1,7 @@
-"""`ssmax-lab export`: a run in, a Hugging Face folder out, which the library brings to engines."""
+"""`ssmax-lab export`: a run in, the Hugging Face folder that computes the same out."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,60 +16,66 @@ import ssmax.hf
 from ssmax_lab import cli
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import save_lm
-from ssmax_lab.train import PRETRAINING, configured, load_run_model
+from ssmax_lab.tiny import run_folder
+
+TOKENIZER = load_tokenizer("small")
 
 
-def write_run(folder, **changes):
-    """A run's folder as training leaves it: configuration, tokenizer, model."""
-    tokenizer = load_tokenizer("small")
-    model = native(vocab_size=tokenizer.vocabulary.size, **changes)
-    save_lm(model, folder / "model")
-    config = configured(PRETRAINING["quick"](), model.config.rule).to_dict()
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_bytes(tokenizer.definition.encode() + b"\r\n")
-    return folder
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder as training leaves it, with another model in it."""
+
+    def written(**changes):
+        model = native(vocab_size=TOKENIZER.vocabulary.size, **changes)
+        shutil.copytree(run_folder("tiny-b"), tmp_path / "run")
+        shutil.rmtree(tmp_path / "run" / "model")
+        save_lm(model, tmp_path / "run" / "model")
+        return model
+
+    return written
 
 
-@pytest.mark.parametrize("rule", ["softmax", "ssmax", "ssmax_bias", "temperature", "probe"])
-def test_the_folder_computes_what_the_run_does(tmp_path, capsys, rule):
-    run, out = write_run(tmp_path / "run", rule=rule), tmp_path / "out"
-    assert cli.run(["export", str(run), str(out), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"out": str(out)}
-    exported, model = ssmax.hf.from_pretrained(out).eval(), load_run_model(run).eval()
-    assert isinstance(exported, transformers.LlamaForCausalLM)
-    assert ssmax.hf.verify(exported).layers == 2 and exported.config.ssmax["rule"] == rule
-    tokens = torch.randint(0, 768, (2, 60), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        found, wanted = exported(tokens).logits, model(tokens)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
-    # Byte for byte, also where its lines end as on Windows.
-    assert (out / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
-    text = "def f(x): return x"
-    assert tokenizer.encode(text) == load_tokenizer("small").encode(text)
-    assert tokenizer.eos_token_id == exported.config.eos_token_id is not None
+@torch.no_grad()
+@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "clamp", "softmax", "probe"])
+def test_a_run_computes_the_same_in_transformers(rule, run, tmp_path):
+    model = run(rule=rule, train_length=256)
+    assert cli.run(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    loaded = ssmax.hf.from_pretrained(tmp_path / "out").eval()
+    assert ssmax.hf.verify(loaded).layers == 2 and loaded.config.ssmax["rule"] == rule
+    tokens = torch.randint(99, (1, 150), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_the_command_that_it_names_brings_it_to_engines(tmp_path, monkeypatch, capsys):
+def test_its_tokenizer_comes_along_and_says_which_token_ends_a_text(run, tmp_path, capsys):
+    run()
+    typed = ["export", str(tmp_path / "run"), str(tmp_path / "out")]
+    assert cli.run([*typed, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"out": str(tmp_path / "out")}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert config["eos_token_id"] == loaded.eos_token_id == TOKENIZER.vocabulary.end_of_document
+    assert loaded.encode("if x:\n\ty = 12") == TOKENIZER.encode("if x:\n\ty = 12")
+    assert cli.run(typed) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes", [{"qk_norm": True}, {"window": 8}, {"rotary_dim": 8}])
+def test_what_llama_has_not_is_refused(changes, run, tmp_path, capsys):
+    run(**changes)
+    (name,) = changes
+    assert cli.run(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert f"{name}=" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_that_it_names_brings_it_to_engines(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run")
+    run()
     assert cli.run(["export", "run", "hf"]) == 0
     then = capsys.readouterr().out.strip().split("; for engines: ")[1]
     assert then == "ssmax export hf OUT --to ministral"
-    # What is no Hugging Face folder is refused, with the command that makes one of a run.
-    assert ssmax.cli.run(["export", "run", "OUT", "--to", "ministral"]) == 2
-    assert "ssmax-lab export run OUT" in capsys.readouterr().err
     assert ssmax.cli.run([*then.split()[1:], "--check-tokens", "50"]) == 0
     assert "100.00% of choices the same" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("changes", [{"window": 16}, {"qk_norm": True}, {"rotary_dim": 8}])
-def test_what_llama_cannot_compute_is_refused(tmp_path, capsys, changes):
-    run = write_run(tmp_path / "run", **changes)
-    assert cli.run(["export", str(run), str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err
-    assert "Llama" in told and told.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 STOPPED = """

@@ -7,11 +7,13 @@ import sys
 import numpy as np
 import pytest
 
-from ssmax_lab.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
+from ssmax_lab.analysis.fits import fit_shapes
+from ssmax_lab.analysis.measures import accuracy_map
+from ssmax_lab.analysis.vectors import figure3_input, softmax_output_of_last
+from ssmax_lab.configurations import MEASURED, labels, look
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
 from ssmax_lab.report import figures
-from ssmax_lab.report.curves import accuracy_map
-from ssmax_lab.report.fits import fit_shapes
-from ssmax_lab.report.style import LOOKS, labels, look, save
+from ssmax_lab.report.style import save
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -28,20 +30,19 @@ def trial(length, depth, number, *, whole, first=True):
 def score(number, values, *, whole=False, first=False):
     return NeedleScore(
         run="r", length=100, depth=0.5, trial=number, number="1234567", said="", is_whole=whole,
-        first_digit=first, number_scores=values, sentence_scores=values, provenance=HERE,
+        first_digit=first, number_scores=values, provenance=HERE,
     )  # fmt: skip
 
 
 LOSS = PositionLoss(
     run="r",
     mean=list(np.linspace(5, 3, 1000)),
-    std=[0.1] * 1000,
     count=4,
     edges=[0, 128, 1000],
     binned=[],
     provenance=HERE,
 )
-FADING = Fading(
+SHARPNESS = Sharpness(
     run="r",
     num_keys=[1, 4, 16, 64],
     entropy=[[[0.0] * 4] * 2],
@@ -57,7 +58,7 @@ SCORES = [
 ]
 DRAWN = {
     "figure1": lambda: figures.figure1([10, 100, 1000]),
-    "figure1_in_heads": lambda: figures.figure1_in_heads({"a": [FADING]}, train_length=16),
+    "figure1_in_heads": lambda: figures.figure1_in_heads({"a": [SHARPNESS]}, train_length=16),
     "figure2": lambda: figures.figure2({"seed 0": (0.2 * np.log(np.arange(1, 65)) + 1).tolist()}),
     "figure3": figures.figure3,
     "figure4": lambda: figures.figure4({n: (range(1, 101), np.linspace(9, 3, 100)) for n in "ab"}),
@@ -94,17 +95,15 @@ def test_figure_1_is_the_papers_input():
 
 
 def test_figure_3_has_n_entries_and_the_critical_gap():
-    assert len(figures.figure3_input(10, 5.0)) == 10
-    assert figures.figure3_input(10, 5.0)[[0, 8, 9]].tolist() == [0.0, 1.0, 5.0]
-    assert figures.figure3_input(10, 5.0)[1] == pytest.approx(1 / 8)
+    assert len(figure3_input(10, 5.0)) == 10
+    assert figure3_input(10, 5.0)[[0, 8, 9]].tolist() == [0.0, 1.0, 5.0]
+    assert figure3_input(10, 5.0)[1] == pytest.approx(1 / 8)
     # A lead of more than 1/s over all others wins for any n, one of less than that loses.
     for n, (low, high) in {1000: (0.3, 0.95), 100_000: (0.1, 0.99)}.items():
         factor = 0.43 * np.log(n)
         lead = 1 / 0.43
-        assert (
-            figures.softmax_output_of_last(figures.figure3_input(n, 0.5 + 0.5 * lead), factor) < low
-        )
-        assert figures.softmax_output_of_last(figures.figure3_input(n, 1 + 2 * lead), factor) > high
+        assert softmax_output_of_last(figure3_input(n, 0.5 + 0.5 * lead), factor) < low
+        assert softmax_output_of_last(figure3_input(n, 1 + 2 * lead), factor) > high
 
 
 def test_figure_2_shows_p_n_over_n_and_over_its_logarithm():
@@ -118,9 +117,11 @@ def test_figure_2_shows_p_n_over_n_and_over_its_logarithm():
 
 
 def test_the_largest_weight_is_a_mean_over_heads_and_runs():
-    other = dataclasses.replace(FADING, largest=[[[1.0, 0.1, 0.1, 0.1], [1.0, 0.1, 0.1, 0.1]]])
-    drawn = lines(figures.figure1_in_heads({"a": [FADING, other]}, train_length=16))["(a) softmax"]
-    assert drawn[:, 0].tolist() == FADING.num_keys
+    other = dataclasses.replace(SHARPNESS, largest=[[[1.0, 0.1, 0.1, 0.1], [1.0, 0.1, 0.1, 0.1]]])
+    drawn = lines(figures.figure1_in_heads({"a": [SHARPNESS, other]}, train_length=16))[
+        "(a) softmax"
+    ]
+    assert drawn[:, 0].tolist() == SHARPNESS.num_keys
     assert drawn[:, 1] == pytest.approx([1.0, 0.3, 0.2, 0.125])
 
 
@@ -130,11 +131,11 @@ def test_figure_5_shows_means_over_hundredths():
     assert drawn[0] == pytest.approx([5.0, np.mean(LOSS.mean[:10])])
 
 
-def test_figure_5_marks_how_far_positions_carry():
-    drawn = figures.figure5({"b": [LOSS]}, train_length=128, carries_to=500.0)
+def test_figure_5_marks_the_rope_limit():
+    drawn = figures.figure5({"b": [LOSS]}, train_length=128, rope_limit=500.0)
     (axis,) = drawn.axes
     marks = {text.get_text(): text.xy[0] for text in axis.texts}
-    assert marks == {"training length": 128, "positions carry to here": 500.0}
+    assert marks == {"training length": 128, "RoPE limit": 500.0}
     (axis,) = figures.figure5({"b": [LOSS]}, train_length=128).axes
     assert [text.get_text() for text in axis.texts] == ["training length"]
 
@@ -225,7 +226,7 @@ def test_the_logarithm_is_told_from_its_rivals():
 
 
 def test_the_largest_output_does_not_overflow():
-    assert figures.softmax_output_of_last(np.array([-1e4, 1e4]), 1.0) == 1.0
+    assert softmax_output_of_last(np.array([-1e4, 1e4]), 1.0) == 1.0
 
 
 def test_legends_say_how_many_runs_where_configurations_differ_in_it():
@@ -237,10 +238,9 @@ def test_legends_say_how_many_runs_where_configurations_differ_in_it():
 
 
 def test_every_configuration_has_a_look_of_its_own():
-    assert set("abcdef") <= set(LOOKS)
-    assert len({(style.colour, style.dash) for style in LOOKS.values()}) == len(LOOKS)
-    assert len({style.colour for style in LOOKS.values()}) == len(LOOKS)
-    assert look("polylog").label == "polylog"
+    assert set("abcdef") <= set(MEASURED)
+    assert len({look(name).colour for name in MEASURED}) == len(MEASURED)
+    assert look("another").label == "another"
 
 
 def test_drawing_needs_no_torch():

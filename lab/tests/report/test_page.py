@@ -8,16 +8,18 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from ssmax_lab.analysis.vectors import softmax_output_of_last
+from ssmax_lab.configurations import MEASURED
 from ssmax_lab.report import figures
-from ssmax_lab.report.figures import figure3_input, softmax_output_of_last
 from ssmax_lab.report.page import MISSING, explorer_page, page, write_page
 from ssmax_lab.report.page_tables import MAX_ROWS, number, thin
-from ssmax_lab.report.style import LOOKS, as_svg
+from ssmax_lab.report.payload import looks
+from ssmax_lab.report.style import as_svg
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-NAMES = list(LOOKS)
+NAMES = list(MEASURED)
 ANSWERS = ("whole number", "first digit", "wrong")
 
 
@@ -94,7 +96,7 @@ def made_up():
         for name, start in (("b", 0.2515), ("d", 0.2515), ("f", 0.2515), ("temperature", 1.0))
     }  # fmt: skip
     keys = [2**i for i in range(11)]
-    fading = {
+    sharpness = {
         name: {
             "n": keys,
             "largest": [k ** (-0.1 * (1 + rank[name])) for k in keys],
@@ -146,10 +148,7 @@ def made_up():
         "title": "Scalable-Softmax, measured again",
         "preset": "quick",
         "train_length": 128,
-        "looks": {
-            name: {"label": look.label, "colour": look.colour, "dash": look.dash}
-            for name, look in LOOKS.items()
-        },
+        "looks": looks(MEASURED),
         "claims": [made_up_claim(i, verdict, rng) for i, verdict in enumerate(verdicts, 1)],
         "figures": {
             "2": {"tables": tables, "fits": dict.fromkeys(tables, made_up_fits(n))},
@@ -158,7 +157,7 @@ def made_up():
                 "curves": test,
                 "less": less(test),
                 "theta": 500_000,
-                "carries_to": 300,
+                "rope_limit": 300,
                 "same_theta": {"curves": higher, "less": less(higher), "theta": 10_000},
             },
             "6": {"maps": maps},
@@ -168,7 +167,7 @@ def made_up():
         "captions": {str(i): caption.format(i) for i in range(1, 9)},
         "static": {"1": as_svg(figures.figure1([10, 100, 1000]))},
         "scales": scales,
-        "fading": fading,
+        "sharpness": sharpness,
         "provenance": provenance,
         "commands": ["make reproduce", "make study PRESET=quick"],
         "choices": ["Greedy decoding.", "Long public-domain prose as the haystack."],
@@ -222,7 +221,7 @@ def test_the_text_has_every_claim_and_every_figure_has_its_table():
             assert comparison["text"] in text and comparison["basis"] in text
     effect = PAYLOAD["claims"][3]["comparisons"][0]
     assert number(effect["effect"], 3).replace("&minus;", "\u2212") + " nats" in text
-    assert text.count("Data") == 11  # eight figures, s, fading and fading by head
+    assert text.count("Data") == 11  # eight figures, s, sharpness and sharpness by head
     assert number(PAYLOAD["figures"]["4"]["curves"]["a"]["y"][0]) in text
     assert MISSING not in text
 
@@ -253,7 +252,7 @@ def test_what_is_missing_says_so():
     text = "".join(Tags(page(bare())).text)
     for key in "245678":
         assert f"Figure {key}: {MISSING}." in text
-    assert text.count(f"{MISSING}.") == 8  # six figures, s and fading
+    assert text.count(f"{MISSING}.") == 8  # six figures, s and sharpness
 
 
 def test_the_same_payload_gives_the_same_bytes(tmp_path):
@@ -348,8 +347,8 @@ def test_every_figure_is_drawn(visit):
     assert tab.locator("#figure-7 .series .shape").count() == len(NAMES) * 25
     assert tab.locator("#figure-8 .series .shape").count() == len(NAMES) * 100
     assert tab.locator("#scales .cell").count() == 16
-    assert tab.locator("#fading .series .line").count() == 2 * (len(NAMES) + 1)
-    assert tab.locator("#fading .cell").count() == 16
+    assert tab.locator("#sharpness .series .line").count() == 2 * (len(NAMES) + 1)
+    assert tab.locator("#sharpness .cell").count() == 16
     drawn = tab.evaluate(
         "[...document.querySelectorAll('path.line')].map((p) => p.getAttribute('d'))"
     )
@@ -388,7 +387,7 @@ def test_the_explorer_says_what_numpy_says(visit, n, s, b, z_max):
     factors = {"softmax": 1.0, "ssmax": s * np.log(n) + b}
     inputs = {
         "explorer": np.append(np.full(n - 1, -2.0), z_max),
-        "explorer3": figure3_input(n, z_max),
+        "explorer3": np.append(np.linspace(0, 1, n - 1), z_max),
     }
     for room, z in inputs.items():
         for name, factor in factors.items():
@@ -462,7 +461,7 @@ def test_figure_5_has_both_thetas_where_both_were_measured(visit, tmp_path):
     tab = visit()
     before = ticks(tab, "figure-5", "y")
     marks = tab.locator("#figure-5 .marks")
-    assert marks.text_content() == "training lengthpositions carry to here"
+    assert marks.text_content() == "training lengthRoPE limit"
     press(tab, "figure-5", "10,000")
     assert ticks(tab, "figure-5", "y") != before
     assert marks.text_content() == "training length"
@@ -496,8 +495,8 @@ def test_every_plot_counts_what_it_draws(visit, tmp_path):
         drawn[key][kind]["b"]["label"] = f"(b) of {key}"
     drawn["6"]["maps"]["b"]["trials"] = 80
     counted["scales"]["b"]["label"] = "(b), seed 3"
-    counted["fading"]["b"]["label"] = "(b) of 2"
-    counted["fading"]["b"]["heads"]["label"] = "(b), seed 4"
+    counted["sharpness"]["b"]["label"] = "(b) of 2"
+    counted["sharpness"]["b"]["heads"]["label"] = "(b), seed 4"
     write_page(counted, tmp_path / "report.html")
     tab = visit((tmp_path / "report.html").as_uri())
 
@@ -509,7 +508,7 @@ def test_every_plot_counts_what_it_draws(visit, tmp_path):
     assert legend("#figure-4") == "(b) of 4"
     assert legend("#figure-7").startswith("(b) of 7: ")
     assert legend("#figure-8") == "(b) of 8"
-    assert legend("#fading") == "(b) of 2"
+    assert legend("#sharpness") == "(b) of 2"
     assert "20 trials a cell" in tab.locator("#figure-6 .controls").text_content()
     chosen = tab.locator('#figure-6 .thumbs [data-name="b"]')
     chosen.click()
@@ -517,8 +516,8 @@ def test_every_plot_counts_what_it_draws(visit, tmp_path):
     assert "80 trials a cell" in tab.locator("#figure-6 .controls").text_content()
     assert tab.locator("#scales .summary").text_content().startswith("s of (b), seed 3: ")
     assert tab.locator("#scales .switch button").first.text_content() == "(b), seed 3: s"
-    tab.locator('#fading .thumbs [data-name="b"]').click()
-    assert tab.locator("#fading .summary").text_content().startswith("(b), seed 4: ")
+    tab.locator('#sharpness .thumbs [data-name="b"]').click()
+    assert tab.locator("#sharpness .summary").text_content().startswith("(b), seed 4: ")
     text = tab.locator("main").text_content()
     assert "(b) of 6: whole number / first digit, %; 80 trials a cell" in text
 
@@ -642,24 +641,24 @@ def test_the_learned_scales_switch(visit):
     assert "start 0" in tab.locator("#scales .ramp").text_content()
 
 
-def test_fading_is_shown_of_every_head(visit):
+def test_sharpness_is_shown_of_every_head(visit):
     tab = visit()
-    tab.locator("#fading .thumbs button").nth(1).click()
+    tab.locator("#sharpness .thumbs button").nth(1).click()
     name = NAMES[1]
-    before, after = np.asarray(PAYLOAD["fading"][name]["heads"]["largest"])
+    before, after = np.asarray(PAYLOAD["sharpness"][name]["heads"]["largest"])
     factors = after / before
-    assert cells(tab, "fading") == [f"{v:.2f}" for v in factors.ravel()]
-    told = tab.locator("#fading .summary").text_content()
+    assert cells(tab, "sharpness") == [f"{v:.2f}" for v in factors.ravel()]
+    told = tab.locator("#sharpness .summary").text_content()
     assert told.startswith(f"{PAYLOAD['looks'][name]['label']}: {(factors < 1).sum()} of 16 heads")
     assert f"{(factors < 0.5).sum()} below half" in told
-    tab.locator("#fading .switch button").nth(1).click()
-    before, after = np.asarray(PAYLOAD["fading"][name]["heads"]["entropy"])
+    tab.locator("#sharpness .switch button").nth(1).click()
+    before, after = np.asarray(PAYLOAD["sharpness"][name]["heads"]["entropy"])
     gains = after - before
-    assert cells(tab, "fading") == [f"{v:.1f}".replace("-", "\u2212") for v in gains.ravel()]
-    told = tab.locator("#fading .summary").text_content()
+    assert cells(tab, "sharpness") == [f"{v:.1f}".replace("-", "\u2212") for v in gains.ravel()]
+    told = tab.locator("#sharpness .summary").text_content()
     assert f"{np.log(8):.2f} where attention is spread evenly" in told
-    tab.locator("#fading .canvas svg[role=application]").last.press("ArrowDown")
-    tip = tab.locator("#fading .tip").last.text_content()
+    tab.locator("#sharpness .canvas svg[role=application]").last.press("ArrowDown")
+    tip = tab.locator("#sharpness .tip").last.text_content()
     assert "layer 1, head 1" in tip
     assert "n = 1,024" in tip
 

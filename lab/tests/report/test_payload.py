@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from ssmax_lab.analysis.findings import Findings, Replica
 from ssmax_lab.model import LM, LMConfig
-from ssmax_lab.records import Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
-from ssmax_lab.report.findings import Findings, Replica
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
 from ssmax_lab.report.page import page
 from ssmax_lab.report.payload import PAPERS_MODEL, PAPERS_TOKENS_A_STEP, payload
 from ssmax_lab.study.presets import VARIANTS, Study, gpu, paper, quick, small, study_named
@@ -27,9 +27,7 @@ def findings(study: Study | None = None, *commands: str) -> Findings:
 
 def loss(level: float) -> PositionLoss:
     mean = (level + np.linspace(5, 3, 400)).tolist()
-    return PositionLoss(
-        run="r", mean=mean, std=[0.1] * 400, count=4, edges=[0], binned=[], provenance=HERE
-    )
+    return PositionLoss(run="r", mean=mean, count=4, edges=[0], binned=[], provenance=HERE)
 
 
 def learned(level: float) -> tuple[list[int], list[float]]:
@@ -42,7 +40,7 @@ LEVELS = {
     "a": {ZERO: 0.0, ONE: 1.0},
     "b": {ZERO: 0.1, ONE: 1.1, TWO: 2.1},
     "c": {TWO: 2.0},
-    # The seed alone is not enough: another piece is another machine.
+    # The seed alone is not enough: another part is another machine.
     "d": {Replica(0, "y"): 0.0},
 }
 
@@ -69,14 +67,14 @@ def test_a_loss_less_softmaxs_is_over_the_replicas_that_both_have():
         assert less["curves"]["b"]["y"] == pytest.approx([gap] * len(less["curves"]["b"]["y"]))
         assert less["curves"]["b"]["x"] == figure["curves"]["b"]["x"]
         assert less["note"] == (
-            "means over the runs that share seed and piece with a run of (a); "
+            "means over the runs that share seed and part with a run of (a); "
             "left out, as none of theirs does: (c), (d)"
         )
 
 
 def test_the_differences_are_in_the_tables_too():
     text = page(payload(uneven(), static={}))
-    note = "less (a): means over the runs that share seed and piece with a run of (a)"
+    note = "less (a): means over the runs that share seed and part with a run of (a)"
     assert text.count(f"<caption>{note}") == 1
     assert text.count(f"rotary base 160,000, {note}") == 1
     assert text.count(f"rotary base 10,000, {note}") == 1
@@ -132,7 +130,7 @@ def scores(many: int) -> list[NeedleScore]:
     return [
         NeedleScore(
             run="r", length=64, depth=0.5, trial=trial, number="1234", said="", is_whole=False,
-            first_digit=False, number_scores=[[0.1, 0.2]], sentence_scores=[[0.1, 0.2]],
+            first_digit=False, number_scores=[[0.1, 0.2]],
             provenance=HERE,
         )
         for trial in range(many)
@@ -164,23 +162,23 @@ def test_every_label_counts_the_runs_that_are_drawn():
 
 def test_a_single_run_is_named_by_its_seed():
     found = uneven()
-    fading = Fading(
+    sharpness = Sharpness(
         run="r", num_keys=[1, 64, 128], entropy=[[[0.0] * 3]], largest=[[[1.0, 0.5, 0.2]]],
         count=1, provenance=HERE,
     )  # fmt: skip
     scale = {"blocks.0.ssmax.s": [0.1, 0.2]}
-    found.fading = {"a": {ONE: fading}, "b": {ONE: fading, TWO: fading}}
+    found.sharpness = {"a": {ONE: sharpness}, "b": {ONE: sharpness, TWO: sharpness}}
     found.scales = {"b": {TWO: scale, ONE: scale}, "d": {Replica(3, "x"): scale}}
     found.scales["temperature"] = {Replica(0, "y"): scale, ZERO: scale}
     values = payload(found, static={})
     assert {name: one["label"] for name, one in values["scales"].items()} == {
         "b": "(b) SSMax, seed 1",
         "d": "(d) SSMax + bias, seed 3",
-        # Two pieces have this seed.
-        "temperature": "control: learned temperature, seed 0, piece x",
+        # Two parts have this seed.
+        "temperature": "control: learned temperature, seed 0, part x",
     }
-    assert values["fading"]["b"]["label"] == "(b) SSMax, 2 runs"
-    assert values["fading"]["b"]["heads"]["label"] == "(b) SSMax, seed 1"
+    assert values["sharpness"]["b"]["label"] == "(b) SSMax, 2 runs"
+    assert values["sharpness"]["b"]["heads"]["label"] == "(b) SSMax, seed 1"
     text = page(values)
     assert "(b) SSMax, seed 1: s, start" in text
     assert "(b) SSMax, seed 1: largest weight, n = 128" in text
@@ -202,7 +200,7 @@ def changed(study: Study, **changes: object) -> Study:
         (study_named("quick:larger"), "A model of 591 thousand parameters"),
         (study_named("quick:smaller"), "A model of 129 thousand parameters"),
         (changed(quick(), model__num_kv_heads=2), "A model of 237 thousand parameters"),
-        (changed(quick(), model__head_width=32), "A model of 298 thousand parameters"),
+        (changed(quick(), model__head_dim=32), "A model of 298 thousand parameters"),
     ],
 )
 def test_the_note_has_the_parameters_of_the_studys_own_model(study, parameters):
@@ -264,7 +262,10 @@ def test_the_note_tells_what_a_variant_is(variant, words):
         ({"a": 3, "b": 3}, "3 runs of each configuration."),
         ({"a": 1}, "1 run of each configuration."),
         ({"a": 2, "b": 2, "c": 1, "d": 1}, "Runs: 2 of (a), (b); 1 of each other configuration."),
-        ({"a": 4, "b": 5, "yarn": 1}, "5 of (b); 4 of (a); 1 of (a), YaRN temperature after."),
+        (
+            {"a": 4, "b": 5, "yarn": 1},
+            "4 of (a); 1 of (a) with yarn applied at test time.",
+        ),
     ],
 )
 def test_the_note_counts_the_runs_that_there_are(runs, words):
@@ -279,7 +280,7 @@ def test_the_note_counts_the_runs_that_there_are(runs, words):
 def test_the_note_tells_what_was_added_to_the_recipe():
     assert "every digit is a token, and fine-tuning asks for numbers hidden" in note(gpu())
     only = note(dataclasses.replace(gpu(), questions="squad.json.xz"))
-    assert "every digit is a token." in only and "hidden" not in only
+    assert "every digit is a token." in only and "numbers hidden" not in only
     assert "Added" not in note(paper())
 
 
@@ -287,13 +288,13 @@ def test_a_study_that_tells_little_of_itself_has_a_page_all_the_same():
     found = findings()
     found.study["pretraining"] = {"model": {"train_length": 64, "theta": 10_000.0}}
     assert "parameters" not in payload(found, static={})["note"]
-    assert found.carries_to is None
+    assert found.rope_limit is None
 
 
-def test_how_far_positions_carry_is_told_where_they_turn():
-    assert findings().carries_to == pytest.approx(64 * 16 ** (3 / 8))
-    half = findings(changed(quick(), model__rotary_width=8))
-    assert half.carries_to == pytest.approx(64 * 16 ** (2 / 4))
-    assert findings(changed(quick(), model__rotary_width=0)).carries_to is None
+def test_the_rope_limit_is_told_where_positions_turn():
+    assert findings().rope_limit == pytest.approx(64 * 16 ** (3 / 8))
+    half = findings(changed(quick(), model__rotary_dim=8))
+    assert half.rope_limit == pytest.approx(64 * 16 ** (2 / 4))
+    assert findings(changed(quick(), model__rotary_dim=0)).rope_limit is None
     figure = payload(uneven(), static={})["figures"]["5"]
-    assert figure["carries_to"] == 181 and "carries_to" not in figure["same_theta"]
+    assert figure["rope_limit"] == 181 and "rope_limit" not in figure["same_theta"]

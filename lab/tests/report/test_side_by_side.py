@@ -1,6 +1,6 @@
 """What `ssmax-lab evaluate` left in a folder of results, one model beside another."""
 
-from ssmax_lab.records import NeedleTrial, Provenance, to_json_line
+from ssmax_lab.records import NeedleTrial, Provenance, to_jsonl
 from ssmax_lab.report.side_by_side import SideBySide
 
 
@@ -18,7 +18,7 @@ def test_contexts_measured_one_by_one_are_all_there_each_as_it_was_last(tmp_path
         trial(128, config="y", is_whole=False),
         trial(96, config="z", is_whole=True),
     ]
-    (tmp_path / "needle.jsonl").write_text("".join(map(to_json_line, trials)))
+    (tmp_path / "needle.jsonl").write_text(to_jsonl(trials))
     found = {row.what: row.values for row in SideBySide(tmp_path).rows()}
-    assert found["whole number found, context 96"] == (1.0,)
-    assert found["whole number found, context 128"] == (0.0,)
+    assert found["retrieval accuracy, whole number, context 96"] == (1.0,)
+    assert found["retrieval accuracy, whole number, context 128"] == (0.0,)

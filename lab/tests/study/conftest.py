@@ -53,5 +53,5 @@ def tiny(text):
         score_length=130,
         score_trials=2,
         papers_needle_trials=2,
-        fading_documents=1,
+        sharpness_documents=1,
     )

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from ssmax._progress import roughly
-from ssmax_lab.study.conductor import SECONDS_BETWEEN_FORECASTS, Forecast, Progress
 from ssmax_lab.study.plan import begins_at, can_start, makespan, plan
 from ssmax_lab.study.presets import gpu, quick
+from ssmax_lab.study.scheduler import SECONDS_BETWEEN_FORECASTS, Forecast, Progress
 
 
 @pytest.fixture

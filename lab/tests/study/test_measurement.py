@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.records import Fading, read_jsonl
+from ssmax_lab.records import Sharpness, read_jsonl
 from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.train import pretrain
 from ssmax_lab.train.dist import single_process
@@ -39,7 +39,7 @@ def test_other_weights_are_another_model_whatever_they_are_called(trained, tmp_p
     first = before.needle(**grid)
     # Trained once more to the same step, it is the same model, and nothing is measured again.
     again = measurement(trained(2), tmp_path)
-    assert again.model == before.model
+    assert again.model_hash == before.model_hash
     assert again.needle(**grid) == first
     run = trained(4)
     with pytest.raises(ValueError, match="numbers of another model that is called 'run'"):
@@ -67,10 +67,10 @@ def test_a_models_own_rule_keeps_what_it_has_learned(trained, tmp_path):
     run = trained(6)
     asked, plain = (measurement(run, tmp_path, rule=rule) for rule in ("ssmax", None))
     assert asked.run == plain.run == "run"
-    scale = plain.subject.blocks[0].attention.ssmax.s
-    assert asked.subject.blocks[0].attention.ssmax.s.tolist() == scale.tolist()
+    scale = plain.model.blocks[0].attention.ssmax.s
+    assert asked.model.blocks[0].attention.ssmax.s.tolist() == scale.tolist()
     other = measurement(run, tmp_path, rule="softmax")
-    assert other.run == "run+softmax" and other.model == plain.model
+    assert other.run == "run+softmax" and other.model_hash == plain.model_hash
 
 
 def test_a_run_is_called_as_the_link_by_which_it_is_given(trained, tmp_path):
@@ -84,7 +84,7 @@ def test_another_rule_has_the_s_that_is_asked_for(trained, tmp_path):
     def scales(**options):
         measured = measurement(run, tmp_path, **options)
         return measured.run, [
-            x for block in measured.subject.blocks for x in block.attention.ssmax.s.tolist()
+            x for block in measured.model.blocks for x in block.attention.ssmax.s.tolist()
         ]
 
     name, learned = scales()
@@ -108,10 +108,10 @@ from ssmax_lab.study.measurement import Measurement
 import sys
 for i in range(8):
     Measurement.of_run(Path({str(run)!r}), data=None, theta=float(sys.argv[1]) + i, rule=None,
-        results=Path({str(tmp_path / "results")!r}), device="cpu").fading(length=20, documents=1)
+        results=Path({str(tmp_path / "results")!r}), device="cpu").sharpness(length=20, documents=1)
 """
     commands = [[sys.executable, "-c", script, theta] for theta in ("1000", "2000")]
     for one in [subprocess.Popen(command) for command in commands]:
         assert one.wait() == 0
-    records = read_jsonl(tmp_path / "results" / "fading.jsonl", Fading)
+    records = read_jsonl(tmp_path / "results" / "sharpness.jsonl", Sharpness)
     assert len({record.run for record in records}) == len(records) == 16

@@ -13,13 +13,14 @@ import time
 
 import pytest
 
-from ssmax_lab.study import conductor, reproduction
-from ssmax_lab.study.conductor import Scheduler
+from ssmax_lab.records import Comparison, PositionLoss, read_jsonl, to_jsonl
+from ssmax_lab.study import reproduction, scheduler
 from ssmax_lab.study.jobs import tidy
-from ssmax_lab.study.pieces import pack
+from ssmax_lab.study.partial import pack
 from ssmax_lab.study.plan import Job, plan, share_done
 from ssmax_lab.study.presets import gpu
 from ssmax_lab.study.reproduction import read_study, report, reproduce
+from ssmax_lab.study.scheduler import Scheduler
 from ssmax_lab.train import configured
 from ssmax_lab.train.checkpoint import checkpoint_folder
 
@@ -108,7 +109,7 @@ def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
     running = []
     monkeypatch.setattr(Scheduler, "_start", watched)
     # All of such a training is its last minute.
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     alone = dataclasses.replace(tiny, trains_alone=True)
     options = {"configurations": ["a", "b"], "seeds": 1, "figures": [5], "data": tokens}
     assert reproduce(alone, tmp_path / "s", workers=2, **options).is_whole
@@ -128,7 +129,7 @@ def test_records_are_brought_out_after_every_job(tiny, tokens, tmp_path, monkeyp
 
     monkeypatch.setattr(reproduction, "pack", watched)
     options = {"configurations": ["a"], "seeds": 1, "figures": [5], "data": tokens}
-    assert reproduce(tiny, tmp_path / "s", piece="p", records=archive, **options).is_whole
+    assert reproduce(tiny, tmp_path / "s", part="p", records=archive, **options).is_whole
     trained = {"done/pretrain-a-0.json"}
     assert brought[0] == trained and brought[-1] == trained | {"done/loss-a-0.json"}
     assert list(archive.parent.iterdir()) == [archive]
@@ -172,14 +173,15 @@ def test_a_verdict_that_moves_is_new_and_last_digits_do_not_move_it(tiny, tmp_pa
     """Another processor adds up otherwise, in the sixteenth digit."""
     reproduce(tiny, tmp_path / "s", figures=[1])
     path = tmp_path / "s" / "verdicts.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["effect"] = lines[0]["low"] = lines[0]["high"] = lines[0]["effect"] * (1 + 1e-14)
-    lines[1]["effect"] += 1e-6
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second, *others = read_jsonl(path, Comparison)
+    moved = dict.fromkeys(("effect", "low", "high"), first.effect * (1 + 1e-14))
+    first = dataclasses.replace(first, **moved)
+    second = dataclasses.replace(second, effect=second.effect + 1e-6)
+    path.write_text(to_jsonl([first, second, *others]))
     monkeypatch.setenv("SSMAX_COMMIT", "another")
     report(tmp_path / "s")
-    commits = [json.loads(line)["provenance"]["commit"] for line in path.read_text().splitlines()]
-    assert [commit == "another" for commit in commits] == [False, True, *[False] * (len(lines) - 2)]
+    commits = [one.provenance.commit for one in read_jsonl(path, Comparison)]
+    assert [commit == "another" for commit in commits] == [False, True, *[False] * len(others)]
 
 
 def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
@@ -209,8 +211,8 @@ def test_it_is_measured_on_all_of_a_text_for_tests(tiny, tokens, tmp_path):
         )
         assert done.is_whole
     read = [tmp_path / name / "results" / "a-0" / "position_loss.jsonl" for name in "st"]
-    first, second = (json.loads(path.read_text()) for path in read)
-    assert first["mean"] == second["mean"]
+    (first,), (second,) = (read_jsonl(path, PositionLoss) for path in read)
+    assert first.mean == second.mean
 
 
 def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained(
@@ -222,7 +224,7 @@ def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained
     assert not (tmp_path / "s").exists()
 
 
-CONDUCTOR = """
+SCHEDULER = """
 import sys
 from pathlib import Path
 from ssmax_lab.study.reproduction import read_study, reproduce
@@ -244,7 +246,7 @@ def conducted(tiny, tokens, tmp_path):
     origin = reproduction.Origin(data=str(tokens), test=str(tokens))
     reproduction._write(study, folder, plan(study, configurations=["a"]), origin=origin)
     process = subprocess.Popen(
-        [sys.executable, "-c", CONDUCTOR, str(folder), str(tokens)],
+        [sys.executable, "-c", SCHEDULER, str(folder), str(tokens)],
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -264,7 +266,7 @@ def until(is_so, seconds=60):
 
 
 def test_stopped_in_the_middle_its_training_is_saved(conducted):
-    """SIGINT to the conductor alone, as a terminal gives it."""
+    """SIGINT to the scheduler alone, as a terminal gives it."""
     study, folder, process = conducted
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)

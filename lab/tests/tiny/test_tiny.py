@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ssmax import rope_limit
 from ssmax_lab import cli
+from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tasks import VALIDATION
-from ssmax_lab.records import PositionLoss, config_hash, read_jsonl
-from ssmax_lab.report.reach import breaks_at, carries_to
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train import load_run_model, read_run_config
 from ssmax_lab.train.dist import init_distributed
@@ -95,8 +96,8 @@ def test_what_is_measured_with_other_settings_takes_no_others_place(home, monkey
         for setting in settings:
             typed = f"evaluate {verb} tiny-b-qa {setting} --digits 4 --results kept"
             assert cli.run(typed.split()) == 0
-    lines = {path.name: path.read_text().count("\n") for path in (home / "kept").iterdir()}
-    assert lines == {"needle.jsonl": 2 * 2 + 2 * 1, "needle_score.jsonl": 2}
+    assert len(read_jsonl(home / "kept" / "needle.jsonl", NeedleTrial)) == 2 * 2 + 2 * 1
+    assert len(read_jsonl(home / "kept" / "needle_score.jsonl", NeedleScore)) == 2
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
@@ -130,7 +131,7 @@ def test_the_positions_of_the_page_on_long_contexts_come_out_again(home):
     assert len(rows) == 7
     for theta, carries, *wanted in rows:
         base = float(theta.replace(",", ""))
-        assert int(carries) == round(carries_to(64, pairs=8, theta=1e4, factor=base / 1e4))
+        assert int(carries) == round(rope_limit(64, 1e4, 16, base_factor=base / 1e4))
         for run, place in zip("ab", wanted, strict=True):
             typed = f"evaluate position-loss tiny-{run} --length 1536 --documents 64"
             results = f"breaks-{run}-{base:.0f}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ssmax.ops.attention import attention_rows as attention_rows
     from ssmax.ops.attention import ssmax_attention as ssmax_attention
     from ssmax.ops.length import initial_s as initial_s
+    from ssmax.ops.length import rope_limit as rope_limit
     from ssmax.ops.rope import apply_rope as apply_rope
     from ssmax.ops.rope import rope_tables as rope_tables
     from ssmax.ops.rope_scale.api import rope_scale as rope_scale
@@ -38,6 +39,7 @@ _HOME_OF = {
     "attention_rows": "ops.attention",
     "initial_s": "ops.length",
     "num_visible_keys": "ops.visible",
+    "rope_limit": "ops.length",
     "rope_scale": "ops.rope_scale.api",
     "rope_ssmax": "ops.rope_scale.api",
     "rope_tables": "ops.rope",
@@ -59,6 +61,7 @@ __all__ = [
     "nn",
     "num_visible_keys",
     "ops",
+    "rope_limit",
     "rope_scale",
     "rope_ssmax",
     "rope_tables",

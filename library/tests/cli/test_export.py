@@ -10,50 +10,32 @@ import peft
 import pytest
 import torch
 import transformers
-from tiny_models import SHARED, build, randomise
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from small_llama import END, byte_bpe, llama
+from tiny_models import build, randomise
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-import ssmax
 import ssmax.hf
 from ssmax import cli
 
-VOCABULARY = 300
-
-
-def write_tokenizer(folder):
-    """Byte-level BPE, a few merges beyond bytes."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    made.train_from_iterator(["def a line of text, and another to import. " * 9], trainer)
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|endoftext|>"
-    ).save_pretrained(folder)
-
 
 @pytest.fixture
-def model(tmp_path):
-    """A converted model's folder, with its tokenizer."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**{**SHARED, "vocab_size": VOCABULARY, "eos_token_id": 0})
-    plain = transformers.LlamaForCausalLM(config)
-    llama = ssmax.hf.convert(plain, init="paper", train_length=64, bias=False)
-    randomise(llama).save_pretrained(tmp_path / "model")
-    write_tokenizer(tmp_path / "model")
-    return tmp_path / "model"
+def source(tmp_path):
+    """A converted model's folder with its tokenizer."""
+    folder, tokenizer = tmp_path / "model", byte_bpe()
+    llama(vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(
+        folder
+    )
+    return folder
 
 
-def test_a_model_is_exported_with_progress_and_checked_on_real_text(model, tmp_path, capsys):
+def test_a_model_is_exported_with_progress_and_checked_on_real_text(source, tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ["export", str(model), str(out), "--to", "gguf", "--check-tokens", "700"]
+    arguments = ["export", str(source), str(out), "--to", "gguf", "--check-tokens", "700"]
     assert cli.run(arguments) == 0
-    out_, err = capsys.readouterr()
-    assert "checked token 700/700" in err and "checked" not in out_
-    assert "100.00% of choices the same" in out_
+    said, logged = capsys.readouterr()
+    assert "100.00% of choices the same" in said and "checked" not in said
+    assert "checked token 700/700" in logged
     assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
     assert cli.run(arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err
@@ -77,32 +59,34 @@ sys.exit(cli.run("export model y --to hf --check-tokens 50".split()))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_an_export_that_is_stopped_leaves_nothing(model, tmp_path, number):
+def test_an_export_that_is_stopped_leaves_nothing(source, tmp_path, number):
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(line == "is written\n" for line in process.stdout)
         assert {path.name for path in tmp_path.iterdir()} == {"model", ".y.partial"}
         process.send_signal(number)
-    assert process.returncode == 128 + number
+    assert process.returncode == (128 + number)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_json_is_one_object(model, tmp_path, capsys):
+def test_json_is_one_object(source, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("a line of text, and another. " * 50)
-    assert cli.run(["export", str(model), str(tmp_path / "out"), "--to", "hf", "--json",
+    assert cli.run(["export", str(source), str(tmp_path / "out"), "--to", "hf", "--json",
                     "--check-tokens", "200", "--text", str(text)]) == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == 200 and found["same_choice"] == 1.0
     assert ssmax.hf.from_pretrained(tmp_path / "out").config.ssmax["rule"] == "ssmax"
 
 
-def test_remote_code_is_exported_without_a_question(model, tmp_path, monkeypatch, capfd):
+def test_remote_code_is_exported_without_a_question(tmp_path, monkeypatch, capfd):
     source = tmp_path / "code"
-    ssmax.hf.save_remote_code(ssmax.hf.from_pretrained(model), source)
+    ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), source)
     (source / "modeling_ssmax.py").write_text("raise SystemExit('run')")
-    write_tokenizer(source)
+    words = Tokenizer(models.WordLevel({str(number): number for number in range(99)}, "1"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(source)
     asked = []
     monkeypatch.setattr("builtins.input", lambda prompt="": asked.append(prompt) or "n")
     capfd.readouterr()
@@ -111,11 +95,11 @@ def test_remote_code_is_exported_without_a_question(model, tmp_path, monkeypatch
     assert not asked and "instantiate" not in capfd.readouterr().err
 
 
-def test_the_tokenizer_is_exported_byte_for_byte(model, tmp_path):
+def test_the_tokenizer_is_exported_byte_for_byte(source, tmp_path):
     """Also where its lines end as on Windows."""
-    definition = (model / "tokenizer.json").read_bytes() + b"\r\n"
-    (model / "tokenizer.json").write_bytes(definition)
-    typed = ["export", str(model), str(tmp_path / "out"), "--to", "gguf", "--check-tokens", "20"]
+    definition = (source / "tokenizer.json").read_bytes() + b"\r\n"
+    (source / "tokenizer.json").write_bytes(definition)
+    typed = ["export", str(source), str(tmp_path / "out"), "--to", "gguf", "--check-tokens", "20"]
     assert cli.run(typed) == 0
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == definition
 
@@ -124,36 +108,32 @@ def test_the_tokenizer_is_exported_byte_for_byte(model, tmp_path):
     ("content", "message"),
     [(b"", "at least 2 tokens to compare on"), (b"\xff\xfe\x00", "is not UTF-8")],
 )
-def test_text_that_is_none_is_one_line(model, tmp_path, capsys, content, message):
+def test_text_that_is_none_is_one_line(source, tmp_path, capsys, content, message):
     (tmp_path / "text").write_bytes(content)
-    typed = ["export", str(model), str(tmp_path / "out"), "--to", "hf"]
+    typed = ["export", str(source), str(tmp_path / "out"), "--to", "hf"]
+    capsys.readouterr()
     assert cli.run([*typed, "--text", str(tmp_path / "text")]) == 2
     told = capsys.readouterr().err
     assert message in told and told.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_only_models_of_hugging_face_are_exported(tmp_path, monkeypatch, capsys):
-    """A run of the laboratory is named, with the command that makes a folder of it."""
+def test_a_run_of_the_laboratory_is_told_what_makes_a_folder_of_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"model": {}, "run": {}}')
     assert cli.run(["export", "run", "out", "--to", "hf"]) == 2
     assert "ssmax-lab export run OUT" in capsys.readouterr().err
-    code = "import sys, ssmax.export.exporting; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "ssmax_lab" not in done.stdout
 
 
 def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):
-    converted = ssmax.hf.convert(build("llama"), init="paper", train_length=64, bias=True)
-    randomise(converted).save_pretrained(tmp_path / "model")
+    llama("ssmax_bias").save_pretrained(tmp_path / "model")
+    capsys.readouterr()
     arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "ministral",
                  "--check-tokens", "100"]  # fmt: skip
-    capsys.readouterr()
     assert cli.run(arguments) == 2
-    *_, said = capsys.readouterr().err.splitlines()
-    assert said.startswith("ssmax: ") and "--fit" in said
+    said = capsys.readouterr().err
+    assert "--fit" in said.splitlines()[-1] and "Traceback" not in said
     assert cli.run([*arguments, "--fit"]) == 0
     assert "fitted to s log n + b" in capsys.readouterr().out
 

@@ -26,7 +26,7 @@ for verb in (
     train.generate,
     train.export,
     study.report,
-    study.gather,
+    study.merge,
 ):
     app.command()(verb)
 app.add_typer(data_app, name="data")

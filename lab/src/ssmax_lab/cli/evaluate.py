@@ -26,7 +26,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "needle-score": {
         "length": None, "trials": 100, "depth": None, "digits": None, "batch": 8, "seed": 0,
     },
-    "fading": {"length": [2048], "documents": 8},
+    "sharpness": {"length": [2048], "documents": 8},
     "all": {"length": [1024], "documents": 8, "depths": 5, "trials": 10, "digits": None, "seed": 0},
 }  # fmt: skip
 """What can be measured, and the options that each takes, with their defaults."""
@@ -38,7 +38,7 @@ def evaluate(
         typer.Argument(
             metavar="WHAT",
             help="position-loss, the loss at every position (figure 5); needle, a hidden number "
-            "asked for (figure 6); needle-score, the attention on it (figures 7 and 8); fading, "
+            "asked for (figure 6); needle-score, the attention on it (figures 7 and 8); sharpness, "
             "how sharp attention is as the context grows; or all.",
         ),
     ],
@@ -76,7 +76,7 @@ def evaluate(
         ),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(help="How many: position-loss 32, fading and all 8.")
+        int | None, typer.Option(help="How many: position-loss 32, sharpness and all 8.")
     ] = None,
     depths: Annotated[
         int | None,
@@ -274,7 +274,7 @@ def _show_side_by_side(results: Path, runs: Sequence[str]) -> None:
 def _position_loss(
     here: "Measurement", *, length: int, documents: int, batch: int, as_json: bool
 ) -> None:
-    from ssmax_lab.report.findings import POSITION_LOSS
+    from ssmax_lab.records import POSITION_LOSS
 
     record = here.position_loss(
         length=length, documents=documents, batch=batch, on_progress=_progress
@@ -296,7 +296,7 @@ def _needle(
     import numpy as np
 
     from ssmax_lab.eval.retrieval import accuracy
-    from ssmax_lab.report.findings import NEEDLE
+    from ssmax_lab.records import NEEDLE
 
     lengths = length or [here.usual_length * factor for factor in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
@@ -320,7 +320,7 @@ def _needle_score(
     import numpy as np
 
     from ssmax_lab.eval.needle_score import top_heads
-    from ssmax_lab.report.findings import NEEDLE_SCORE
+    from ssmax_lab.records import NEEDLE_SCORE
 
     scores = here.needle_scores(
         length=length or 2 * here.usual_length, depth=depth, trials=trials,
@@ -335,19 +335,19 @@ def _needle_score(
     print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
 
 
-def _fading(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
+def _sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
     import numpy as np
 
-    from ssmax_lab.report.findings import FADING
+    from ssmax_lab.records import SHARPNESS
 
-    record = here.fading(length=length, documents=documents, on_progress=_progress)
+    record = here.sharpness(length=length, documents=documents, on_progress=_progress)
     if as_json:
         return _print_lines([record])
     for index, keys in enumerate(record.num_keys):
         largest = np.mean([head[index] for layer in record.largest for head in layer])
         entropy = np.mean([head[index] for layer in record.entropy for head in layer])
         print(f"n {keys:6,}  largest weight {largest:.4f}  entropy {entropy:.3f}")
-    print(here.results / FADING)
+    print(here.results / SHARPNESS)
 
 
 def _all(
@@ -356,7 +356,7 @@ def _all(
 ) -> None:  # fmt: skip
     needles = {"trials": trials, "digits": _digits(here, digits), "batch": 1, "seed": seed}
     _position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
-    _fading(here, length=length, documents=documents, as_json=as_json)
+    _sharpness(here, length=length, documents=documents, as_json=as_json)
     _needle(here, length=[length], depths=depths, as_json=as_json, **needles)
     _needle_score(here, length=length, depth=None, as_json=as_json, **needles)
 
@@ -365,7 +365,7 @@ MEASURE: dict[str, Callable[..., None]] = {
     "position-loss": _position_loss,
     "needle": _needle,
     "needle-score": _needle_score,
-    "fading": _fading,
+    "sharpness": _sharpness,
     "all": _all,
 }
 
@@ -388,6 +388,6 @@ _progress = functools.partial(log_progress, logger)
 
 def _print_lines(records: Sequence[object]) -> None:
     """Print records for a script, a line each."""
-    from ssmax_lab.records import to_json_line
+    from ssmax_lab.records import to_jsonl
 
-    print("".join(map(to_json_line, records)), end="")
+    print(to_jsonl(records), end="")

@@ -89,8 +89,8 @@ def reproduce(
         float | None,
         typer.Option(help="Save and stop after so many, with 75; the same command resumes."),
     ] = None,
-    piece: Annotated[
-        str, typer.Option(help="The name of this machine's piece of a larger study.")
+    part: Annotated[
+        str, typer.Option(help="The name of this machine's part of a larger study.")
     ] = "",
     records: Annotated[
         Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
@@ -109,7 +109,7 @@ def reproduce(
         check_embedded_is_enough(preset, TOKENS_TRAINED.get(preset.partition(":")[0], 0))
 
     from ssmax_lab.data.sources import EMBEDDED
-    from ssmax_lab.study.conductor import LOGS
+    from ssmax_lab.records import LOGS
     from ssmax_lab.study.plan import read_figures
     from ssmax_lab.study.presets import study_named
     from ssmax_lab.study.reproduction import is_computed
@@ -148,7 +148,7 @@ def reproduce(
             workers=workers,
             launcher=_words(launcher),
             minutes=minutes,
-            piece=piece,
+            part=part,
             records=records,
             command=shlex.join(["ssmax-lab", *sys.argv[1:]]),
             dry_run=dry_run,
@@ -188,7 +188,7 @@ def report(
 
     Results of ssmax-lab evaluate are shown side by side.
     """
-    from ssmax_lab.report.findings import STUDY
+    from ssmax_lab.records import STUDY
     from ssmax_lab.report.side_by_side import text_table, write_side_by_side
     from ssmax_lab.study.reproduction import report as judge_and_draw
 
@@ -201,21 +201,21 @@ def report(
     _show(comparisons, page, open_page=open_page, as_json=json_)
 
 
-def gather(
+def merge(
     folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
     archives: Annotated[
-        list[Path], typer.Argument(metavar="PIECE", help="Files of reproduce --records.")
+        list[Path], typer.Argument(metavar="PART", help="Files of reproduce --records.")
     ],
 ) -> None:
-    """Put the pieces of a study, made on several machines, together."""
-    from ssmax_lab.study.pieces import gather as put_together
+    """Put the parts of a study, made on several machines, together."""
+    from ssmax_lab.study.partial import merge as put_together
 
     for archive in archives:
         if not archive.is_file():
             raise UsageError(f"there is no file {archive}")
-    pieces = put_together(archives, folder)
-    count = f"{len(pieces)} piece{'s' if len(pieces) != 1 else ''}"
-    print(f"{folder} holds {count}: {', '.join(pieces)}")
+    parts = put_together(archives, folder)
+    count = f"{len(parts)} part{'s' if len(parts) != 1 else ''}"
+    print(f"{folder} holds {count}: {', '.join(parts)}")
     print(f"judge and draw them: ssmax-lab report {shlex.quote(str(folder))}")
 
 
@@ -244,7 +244,8 @@ def _show_page(
 
 def table(comparisons: "Sequence[Comparison]") -> list[str]:
     """List the verdicts, claim by claim."""
-    from ssmax_lab.report.captions import CLAIMS, overall
+    from ssmax_lab.analysis.statistics import overall
+    from ssmax_lab.report.captions import CLAIMS
 
     lines = []
     for name, text in CLAIMS.items():

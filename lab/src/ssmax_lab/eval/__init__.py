@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from ssmax._lazy import door
 
 if TYPE_CHECKING:
-    from ssmax_lab.eval.fading import measure_fading as measure_fading
     from ssmax_lab.eval.needle_score import measure_needle_scores as measure_needle_scores
     from ssmax_lab.eval.position_loss import measure_position_loss as measure_position_loss
     from ssmax_lab.eval.protocols import EvalModel as EvalModel
     from ssmax_lab.eval.retrieval import measure_retrieval as measure_retrieval
+    from ssmax_lab.eval.sharpness import measure_sharpness as measure_sharpness
 
 _HOME_OF = {
     "EvalModel": "protocols",
-    "measure_fading": "fading",
+    "measure_sharpness": "sharpness",
     "measure_needle_scores": "needle_score",
     "measure_position_loss": "position_loss",
     "measure_retrieval": "retrieval",
@@ -24,10 +24,10 @@ _HOME_OF = {
 
 __all__ = [
     "EvalModel",
-    "measure_fading",
     "measure_needle_scores",
     "measure_position_loss",
     "measure_retrieval",
+    "measure_sharpness",
 ]
 
 

@@ -22,7 +22,7 @@ from ssmax_lab.records import NeedleScore, Provenance
 
 
 def measure_needle_scores(
-    subject: EvalModel,
+    model: EvalModel,
     tokenizer: Tokenizer,
     text: Sequence[int] | np.ndarray,
     *,
@@ -59,9 +59,9 @@ def measure_needle_scores(
             )
             for trial in numbers
         ]  # fmt: skip
-        on_needles = attention_on_needles(subject, stacks, device=device)
-        said_each = answers(subject, tokenizer, stacks, batch=batch)
-        for trial, stack, (number, sentence), said in zip(
+        on_needles = attention_on_needles(model, stacks, device=device)
+        said_each = answers(model, tokenizer, stacks, batch=batch)
+        for trial, stack, weights_LH, said in zip(
             numbers, stacks, on_needles, said_each, strict=True
         ):
             scores.append(
@@ -74,8 +74,7 @@ def measure_needle_scores(
                     said=said,
                     is_whole=says_number(said, stack.needle.number),
                     first_digit=says_first_digit(said, stack.needle.number),
-                    number_scores=number.tolist(),
-                    sentence_scores=sentence.tolist(),
+                    number_scores=weights_LH.tolist(),
                     provenance=provenance,
                 )
             )
@@ -86,20 +85,18 @@ def measure_needle_scores(
 
 @torch.no_grad()
 def attention_on_needles(
-    subject: EvalModel, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
-) -> list[tuple[Tensor, Tensor]]:
-    """Of prompts of one length the weight from the last token on the number, and on its sentence.
+    model: EvalModel, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """Sum the weight from the last token on the number, for prompts of one length.
 
     (layers, heads) each.
     """
     tokens_BT = torch.tensor([stack.tokens for stack in stacks], device=device)
     numbers: list[list[Tensor]] = [[] for _ in stacks]
-    sentences: list[list[Tensor]] = [[] for _ in stacks]
-    for weights in subject.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
+    for weights in model.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
         for index, row_HT in enumerate(weights[:, :, 0].double().cpu()):
             numbers[index].append(row_HT[:, slice(*stacks[index].number)].sum(-1))
-            sentences[index].append(row_HT[:, slice(*stacks[index].sentence)].sum(-1))
-    return [(torch.stack(a), torch.stack(b)) for a, b in zip(numbers, sentences, strict=True)]
+    return [torch.stack(layers) for layers in numbers]
 
 
 def top_heads(

@@ -16,7 +16,7 @@ from ssmax_lab.records import PositionLoss, Provenance
 
 @torch.no_grad()
 def measure_position_loss(
-    subject: EvalModel,
+    model: EvalModel,
     documents_BT: Tensor | np.ndarray,
     *,
     run: str,
@@ -25,7 +25,7 @@ def measure_position_loss(
     device: torch.device | str = "cpu",
     on_document: Callable[[int, int], None] | None = None,
 ) -> PositionLoss:
-    """Mean and spread over documents of one length, at every position.
+    """Measure the mean over documents of one length, at every position.
 
     Position i is the loss of the token that follows i + 1 others. Means are taken in float64 and
     kept to the millionth of a nat: more digits are noise, and most of a study's records.
@@ -40,15 +40,13 @@ def measure_position_loss(
         raise UsageError(f"batch must be at least 1, got {batch}")
     count, parts = len(documents), []
     for start in range(0, count, batch):
-        parts.append(subject.losses(documents[start : start + batch].to(device)).double().cpu())
+        parts.append(model.losses(documents[start : start + batch].to(device)).double().cpu())
         if on_document is not None:
             on_document(min(start + batch, count), count)
     losses = torch.cat(parts)
     return PositionLoss(
         run=run,
         mean=_digits(losses.mean(0)),
-        # A single document has no spread.
-        std=_digits(losses.std(0, correction=min(1, count - 1))),
         count=count,
         edges=bin_edges(losses.shape[1]),
         binned=_digits(_binned(losses)),

@@ -22,11 +22,11 @@ from ssmax_lab.data.haystack import (
 )
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.eval.protocols import EvalModel
-from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_json_line
+from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_jsonl
 
 
 def measure_retrieval(
-    subject: EvalModel,
+    model: EvalModel,
     tokenizer: Tokenizer,
     text: Sequence[int] | np.ndarray,
     *,
@@ -79,7 +79,7 @@ def measure_retrieval(
                     provenance=provenance,
                 )
                 for trial, (stack, said) in enumerate(
-                    zip(stacks, answers(subject, tokenizer, stacks, batch=batch), strict=True)
+                    zip(stacks, answers(model, tokenizer, stacks, batch=batch), strict=True)
                 )
             ]
             _append(out, found)
@@ -118,13 +118,13 @@ def make_haystack(
 
 
 def answers(
-    subject: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
+    model: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
 ) -> Iterator[str]:
     """What a model says, greedily, a few tokens past the length of the number."""
     for start in range(0, len(stacks), batch):
         part = stacks[start : start + batch]
         budget = max(len(stack.answer) for stack in part) + 2
-        for new in subject.generate([stack.tokens for stack in part], budget):
+        for new in model.generate([stack.tokens for stack in part], budget):
             yield tokenizer.decode(new)
 
 
@@ -144,14 +144,14 @@ def _finished(
             home.append(trial)
         whole = {cell: found for cell, found in cells.items() if len(found) == trials}
         kept = others + [trial for found in whole.values() for trial in found]
-        write_whole(out, "".join(to_json_line(trial) for trial in kept))
+        write_whole(out, to_jsonl(kept))
     return whole
 
 
 def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
     make_folder(out.parent)
     with in_turn(out.parent), out.open("a") as file:
-        file.write("".join(to_json_line(trial) for trial in trials))
+        file.write(to_jsonl(trials))
         file.flush()
         os.fsync(file.fileno())
 

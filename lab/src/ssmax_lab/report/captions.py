@@ -1,12 +1,14 @@
 """What the paper shows and claims, in our words, for the page and the terminal."""
 
+from ssmax_lab.analysis.statistics import NEAR_NATS
+
 CLAIMS = {
     "C1": "Softmax's largest output fades as the vector grows; SSMax's does not.",
     "C2": "A freely learned scale p_n of the logits comes out close to a1 log n + a2.",
     "C3": "Softmax needs an ever larger lead to focus; SSMax a lead of about 1/s, whatever n is.",
     "C4": "With SSMax the training loss is lower throughout; with a bias it is the lowest.",
     "C5": "SSMax keeps its loss far beyond the training length; the bias undoes that.",
-    "C6": "With SSMax a number is found again to about ten times the training length.",
+    "C6": "With SSMax needle retrieval holds to about ten times the training length.",
     "C7": "SSMax's heads put their weight on the needle, softmax's do not.",
     "C8": "So it is in a hundred trials with random needles, and the answers follow.",
 }
@@ -42,11 +44,11 @@ CAPTIONS = {
     "5": (
         "Loss at every position of test documents, theta changed at test time, nothing "
         "retrained. The paper: (b) and (c) better than (a) at long context, (d) degraded,"
-        " (e) bad at short contexts, (f) close to (b). Positions carry to where the first pair of "
-        "channels that made no whole turn in training meets an angle that it was not trained at."
+        " (e) bad at short contexts, (f) close to (b). The RoPE limit is where the first pair of "
+        "channels that made no full turn in training meets an angle that it was not trained at."
     ),
     "6": (
-        "Share of the hidden numbers that are found, by context size and depth, after "
+        "Needle retrieval accuracy (exact match) by context size and depth, after "
         "fine-tuning on questions. The paper: (a) fails past short contexts, (b) stays "
         "high to about ten times the training length, the others lie below it."
     ),
@@ -60,11 +62,6 @@ CAPTIONS = {
         "paper: (a) fails to focus, (b) focuses strongly, (c) to (f) partly."
     ),
 }
-
-EXACT = "computed exactly"
-"""What a comparison is over in which there is no chance."""
-NEAR_NATS = 0.02
-"""Two losses that differ by less are called about equal; our choice."""
 
 CHOICES = (
     "The number of training steps and the text: the paper's are not known to us.",
@@ -81,18 +78,8 @@ CHOICES = (
     ),
     f"(c) counts as about equal to (b) within {NEAR_NATS} nats.",
 )
-IN_PIECES = (
-    "The study was made in pieces, each on one machine. Comparisons are made within a piece, then "
-    "combined; the curves, but for those less (a), are means over all pieces, whose machines "
+IN_PARTS = (
+    "The study was made in parts, each on one machine. Comparisons are made within a part, then "
+    "combined; the curves, but for those less (a), are means over all parts, whose machines "
     "differ by more than configurations may."
 )
-
-
-def overall(verdicts: list[str]) -> str:
-    """Of a claim, from those of its comparisons."""
-    if not verdicts:
-        return "not measured"
-    if "contradicted" in verdicts:
-        return "contradicted"
-    # Also one that could not be made holds a claim back.
-    return "supported" if set(verdicts) == {"supported"} else "not resolved"

@@ -4,62 +4,49 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ssmax_lab.records import PositionLoss
+from ssmax_lab.analysis.findings import ByReplica, Findings
+from ssmax_lab.analysis.measures import mean_curves, pooled
+from ssmax_lab.configurations import labels
+from ssmax_lab.records import FIGURES, PAGE
 from ssmax_lab.report import figures
-from ssmax_lab.report.curves import mean_curves, pooled
-from ssmax_lab.report.findings import ByReplica, Findings
 from ssmax_lab.report.page import write_page
 from ssmax_lab.report.payload import payload
-from ssmax_lab.report.style import as_svg, labels, save
-
-FIGURES, PAGE = "figures", "report.html"
+from ssmax_lab.report.style import as_svg, save
 
 
 def draw(findings: Findings, folder: Path) -> Path:
-    """Everything that can be drawn; the page."""
+    """Draw everything that can be drawn, and return the page."""
     static = {}
     for name, figure in _drawn(findings):
         save(figure, folder / FIGURES, f"figure{name}")
         static[name] = as_svg(figure)
-    page = folder / PAGE
-    write_page(payload(findings, static=static), page)
-    return page
+    write_page(payload(findings, static=static), folder / PAGE)
+    return folder / PAGE
 
 
 def _drawn(findings: Findings) -> list[tuple[str, Any]]:
     tables = {str(replica): table for replica, table in findings.tables.items()}
+    length, same_theta = findings.train_length, findings.same_theta_losses
 
-    def names(found: ByReplica[Any]) -> dict[str, str]:
-        return labels({name: len(by_replica) for name, by_replica in found.items()})
+    def runs(found: ByReplica[Any]) -> dict[str, list[Any]]:
+        return {name: list(by_replica.values()) for name, by_replica in found.items()}
 
-    def figure5(losses: ByReplica[PositionLoss], carries_to: float | None = None) -> Any:
-        runs = {name: list(found.values()) for name, found in losses.items()}
-        return figures.figure5(
-            runs,
-            train_length=findings.train_length,
-            carries_to=carries_to,
-            labels=names(losses),
-        )
-
-    def fading() -> Any:
-        runs = {name: list(found.values()) for name, found in findings.fading.items()}
-        return figures.figure1_in_heads(
-            runs, train_length=findings.train_length, labels=names(findings.fading)
-        )
-
-    losses, same_theta = findings.position_losses, findings.same_theta_losses
-    curves, trials = findings.curves, findings.trials
-    papers, scores = findings.papers_needle, findings.scores
-    every: list[tuple[str, bool, Callable[[], Any]]] = [
-        ("1", True, figures.figure1),
-        ("1_in_heads", bool(findings.fading), fading),
-        ("2", bool(tables), lambda: figures.figure2(tables)),
-        ("3", True, figures.figure3),
-        ("4", bool(curves), lambda: figures.figure4(mean_curves(curves), labels=names(curves))),
-        ("5", bool(losses), lambda: figure5(losses, findings.carries_to)),
-        ("5_same_theta", bool(same_theta), lambda: figure5(same_theta)),
-        ("6", bool(trials), lambda: figures.figure6(pooled(trials), labels=names(trials))),
-        ("7", bool(papers), lambda: figures.figure7(pooled(papers), labels=names(papers))),
-        ("8", bool(scores), lambda: figures.figure8(pooled(scores), labels=names(scores))),
-    ]
-    return [(name, make()) for name, is_measured, make in every if is_measured]
+    every: list[tuple[str, Any, Callable[..., Any], Callable[[Any], Any], dict[str, Any]]] = [
+        ("1_in_heads", findings.sharpness, figures.figure1_in_heads, runs,
+         {"train_length": length}),
+        ("4", findings.curves, figures.figure4, mean_curves, {}),
+        ("5", findings.position_losses, figures.figure5, runs,
+         {"train_length": length, "rope_limit": findings.rope_limit}),
+        ("5_same_theta", same_theta, figures.figure5, runs, {"train_length": length}),
+        ("6", findings.trials, figures.figure6, pooled, {}),
+        ("7", findings.papers_needle, figures.figure7, pooled, {}),
+        ("8", findings.scores, figures.figure8, pooled, {}),
+    ]  # fmt: skip
+    made = [("1", figures.figure1()), ("3", figures.figure3())]
+    if tables:
+        made.append(("2", figures.figure2(tables)))
+    for name, found, figure, merge, options in every:
+        if found:
+            called = labels({name: len(by_replica) for name, by_replica in found.items()})
+            made.append((name, figure(merge(found), labels=called, **options)))
+    return made

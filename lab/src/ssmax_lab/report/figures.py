@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.records import Fading, NeedleScore, NeedleTrial, PositionLoss
-from ssmax_lab.report.curves import (
+from ssmax_lab.analysis.fits import fit_table
+from ssmax_lab.analysis.measures import (
     accuracy_map,
     by_position,
     by_rank,
@@ -17,15 +17,20 @@ from ssmax_lab.report.curves import (
     top_score,
     usual_word,
 )
-from ssmax_lab.report.fits import fit_table
-from ssmax_lab.report.style import LOOKS, look, new_figure
+from ssmax_lab.analysis.vectors import (
+    FIGURE_1_S,
+    FIGURE_3_SIZES,
+    figure1_output,
+    figure3_output,
+    ssmax_factor,
+)
+from ssmax_lab.configurations import MEASURED, look
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness
+from ssmax_lab.report.style import new_figure
 
 Labels = Mapping[str, str] | None
 """What a legend calls configurations, where it is not what it always calls them."""
 
-FIGURE_1_S = 0.43
-"""The s of the paper's first figure; not an initial value."""
-FIGURE_3_SIZES = (10, 100, 1000, 10_000)
 MOST_NAMES_WITHIN = 6
 """Of a legend."""
 WIDTH_OF_NAMES = 2.2
@@ -37,33 +42,23 @@ def figure1(sizes: Sequence[int] | None = None) -> Any:
     sizes = sizes or [round(10 ** (power / 8)) for power in range(3, 41)]
     figure, axis = new_figure()
     softmax = [figure1_output(n, 1.0) for n in sizes]
-    ssmax = [figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes]
+    ssmax = [figure1_output(n, ssmax_factor(n)) for n in sizes]
+    called = {"a": "softmax", "b": f"SSMax, s = {FIGURE_1_S}"}
     for name, values in (("a", softmax), ("b", ssmax)):
-        style = look(name)
-        label = "softmax" if name == "a" else f"SSMax, s = {FIGURE_1_S}"
-        axis.plot(sizes, values, color=style.colour, linestyle=style.dash, label=label)
+        _curve(axis, name, called, sizes, values)
     axis.set(xscale="log", ylim=(0, 1.02), xlabel="input vector size n", ylabel="largest output")
     _legend(axis)
     return figure
 
 
-def figure1_output(n: int, factor: float) -> float:
-    """The largest output of softmax over factor (-2, ..., -2, 3): n entries."""
-    return softmax_output_of_last(np.append(np.full(n - 1, -2.0), 3.0), factor)
-
-
 def figure1_in_heads(
-    fading: Mapping[str, Sequence[Fading]], *, train_length: int, labels: Labels = None
+    sharpness: Mapping[str, Sequence[Sharpness]], *, train_length: int, labels: Labels = None
 ) -> Any:
     """C1 in a model: the largest weight of queries that see n keys, mean over heads and runs."""
     figure, axis = new_figure()
-    for name, records in fading.items():
-        style = look(name)
+    for name, records in sharpness.items():
         largest = np.mean([record.largest for record in records], axis=(0, 1, 2))
-        axis.plot(
-            records[0].num_keys, largest, color=style.colour, linestyle=style.dash,
-            label=_label(name, labels),
-        )  # fmt: skip
+        _curve(axis, name, labels, records[0].num_keys, largest)
     axis.set_xscale("log")
     axis.set_yscale("log")
     ticks = [share for share in (0.05, 0.1, 0.2, 0.5, 1.0) if share >= axis.get_ylim()[0]]
@@ -96,34 +91,19 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
 
 def figure3() -> Any:
     """C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
-    figure, axes = new_figure(9.0, 4.0, columns=2)
+    figure, (axes,) = new_figure(9.0, 4.0, columns=2)
     tops = np.linspace(0.0, 20.0, 201)
-    for column, name in enumerate(("a", "b")):
-        axis = axes[0, column]
-        shades = np.linspace(0.35, 1.0, len(FIGURE_3_SIZES))
+    shades = np.linspace(0.35, 1.0, len(FIGURE_3_SIZES))
+    for axis, name, title in zip(axes, "ab", ("softmax", f"SSMax, s = {FIGURE_1_S}"), strict=True):
         for shade, n in zip(shades, FIGURE_3_SIZES, strict=True):
-            factor = 1.0 if name == "a" else FIGURE_1_S * math.log(n)
-            largest = [softmax_output_of_last(figure3_input(n, top), factor) for top in tops]
+            factor = 1.0 if name == "a" else ssmax_factor(n)
+            largest = [figure3_output(n, top, factor) for top in tops]
             axis.plot(tops, largest, color=look(name).colour, alpha=shade, label=f"n = {n:,}")
-        axis.set(xlabel="z_max", ylabel="output of z_max", ylim=(0, 1.02))
-        axis.set_title("softmax" if name == "a" else f"SSMax, s = {FIGURE_1_S}")
-        if name == "b":
-            critical = 1.0 + 1.0 / FIGURE_1_S
-            axis.axvline(critical, color="#777777", linestyle=":", label="1 + 1/s")
+        axis.set(xlabel="z_max", ylabel="output of z_max", ylim=(0, 1.02), title=title)
+    axes[1].axvline(1.0 + 1.0 / FIGURE_1_S, color="#777777", linestyle=":", label="1 + 1/s")
+    for axis in axes:
         _legend(axis)
     return figure
-
-
-def figure3_input(n: int, z_max: float) -> np.ndarray:
-    """(0, 1/(n-2), ..., 1, z_max): n entries."""
-    return np.append(np.linspace(0.0, 1.0, n - 1), z_max)
-
-
-def softmax_output_of_last(z: np.ndarray, factor: float) -> float:
-    """The last output of softmax over factor z."""
-    scaled = factor * (z - z.max())
-    weights = np.exp(scaled)
-    return float(weights[-1] / weights.sum())
 
 
 def figure4(
@@ -132,14 +112,7 @@ def figure4(
     """C4: learning curves, steps and losses by configuration, smoothed over a fiftieth."""
     figure, axis = new_figure()
     for name, (steps, losses) in curves.items():
-        style = look(name)
-        axis.plot(
-            *smoothed(steps, losses),
-            color=style.colour,
-            linestyle=style.dash,
-            label=_label(name, labels),
-            linewidth=1.2,
-        )
+        _curve(axis, name, labels, *smoothed(steps, losses), linewidth=1.2)
     axis.set(xlabel="step", ylabel="training loss")
     _legend(axis)
     return figure
@@ -149,22 +122,16 @@ def figure5(
     losses: Mapping[str, Sequence[PositionLoss]],
     *,
     train_length: int,
-    carries_to: float | None = None,
+    rope_limit: float | None = None,
     labels: Labels = None,
 ) -> Any:
-    """C5: loss at every position, the training length marked; means over runs and bins of 1 %.
-
-    `carries_to` is marked too: the position to which theta carries, by arithmetic.
-    """
+    """C5: loss at every position, training length and RoPE limit marked; means over runs."""
     figure, axis = new_figure()
     for name, records in losses.items():
-        style = look(name)
-        places, bins = by_position(records)
-        label = _label(name, labels)
-        axis.plot(places, bins, color=style.colour, linestyle=style.dash, label=label)
+        _curve(axis, name, labels, *by_position(records))
     _mark(axis, train_length, "training length")
-    if carries_to is not None:
-        _mark(axis, carries_to, "positions carry to here", line=1)
+    if rope_limit is not None:
+        _mark(axis, rope_limit, "RoPE limit", line=1)
     axis.set(xlabel="position", ylabel="test loss")
     _legend(axis)
     return figure
@@ -185,11 +152,9 @@ def figure6(trials: Mapping[str, Sequence[NeedleTrial]], *, labels: Labels = Non
         axis.set_yticks(range(len(depths)), [f"{d:.0%}" for d in depths], fontsize=7)
         axis.set_title(_label(name, labels), fontsize=9)
         axis.set(xlabel="context size", ylabel="depth")
-        for row in range(len(depths)):
-            for column in range(len(lengths)):
-                value = accuracy[row, column]
-                axis.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=5,
-                          color="white" if value < 0.6 else "black")  # fmt: skip
+        for (row, column), value in np.ndenumerate(accuracy):
+            axis.text(column, row, f"{100 * value:.0f}", ha="center", va="center", fontsize=5,
+                      color="white" if value < 0.6 else "black")  # fmt: skip
     for axis in grid[len(trials) :]:
         axis.set_visible(False)
     figure.colorbar(grid[0].images[0], ax=grid.tolist(), label="accuracy", shrink=0.8)
@@ -200,11 +165,9 @@ def figure7(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = Non
     """C7: the needle scores of the top heads for the paper's needle, the mean over haystacks."""
     figure, axis = new_figure()
     for name, trials in scores.items():
-        style = look(name)
         ranked = by_rank(trials)
-        places = range(1, len(ranked) + 1)
-        axis.plot(places, ranked, color=style.colour, linestyle=style.dash, marker="o",
-                  markersize=3, label=f"{_label(name, labels)}: {usual_word(trials)}")  # fmt: skip
+        called = {name: f"{_label(name, labels)}: {usual_word(trials)}"}
+        _curve(axis, name, called, range(1, len(ranked) + 1), ranked, marker="o", markersize=3)
     axis.set(xlabel="head, by rank", ylabel="needle score", ylim=(0, None))
     _legend(axis, fontsize=8)
     return figure
@@ -218,21 +181,14 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = Non
     markers = {"whole number": "o", "first digit": "^", "wrong": "x"}
     figure, axis = new_figure()
     for name, trials in scores.items():
-        style = look(name)
         ranked = sorted(trials, key=lambda trial: -top_score(trial))
         places = [100 * rank / len(ranked) for rank in range(1, len(ranked) + 1)]
-        axis.plot(
-            places,
-            [top_score(trial) for trial in ranked],
-            color=style.colour,
-            linestyle=style.dash,
-            label=_label(name, labels),
-            linewidth=1,
-        )
+        tops = list(map(top_score, ranked))
+        _curve(axis, name, labels, places, tops, linewidth=1)
         for word, marker in markers.items():
             said = [i for i, trial in enumerate(ranked) if said_word(trial) == word]
-            axis.plot([places[i] for i in said], [top_score(ranked[i]) for i in said], marker,
-                      color=style.colour, markersize=4, linestyle="none")  # fmt: skip
+            axis.plot([places[i] for i in said], [tops[i] for i in said], marker,
+                      color=look(name).colour, markersize=4, linestyle="none")  # fmt: skip
     for word, marker in markers.items():
         axis.plot([], [], marker, color="#555555", linestyle="none", label=word)
     axis.set(xlabel="trial, by rank, % of all", ylabel="top needle score", ylim=(0, None))
@@ -252,7 +208,7 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
     for axis, (title, varied) in zip(np.ravel(axes), panels.items(), strict=True):
         far = _far([np.mean(values) for found in varied.values() for values in found.values()])
         for row, found in enumerate(varied.values()):
-            names = [name for name in LOOKS if found.get(name)]
+            names = [name for name in MEASURED if found.get(name)]
             for place, name in enumerate(names):
                 height = row + 0.8 * ((place + 0.5) / len(names) - 0.5)
                 _mean_and_range(axis, found[name], height, look(name).colour, far=far)
@@ -261,7 +217,7 @@ def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) 
         axis.set_xlabel(title)
     last = np.ravel(axes)[-1]
     drawn = {name for varied in panels.values() for found in varied.values() for name in found}
-    for style in (look(name) for name in LOOKS if name in drawn):
+    for style in (look(name) for name in MEASURED if name in drawn):
         last.plot([], [], "o-", color=style.colour, markersize=4, label=style.label)
     last.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     return figure
@@ -285,6 +241,11 @@ def _far(means: Sequence[np.floating]) -> float:
     """Above it a mean has left the others: ten times the width of their middle half."""
     low, high = np.quantile(means, (0.25, 0.75)) if means else (0.0, 0.0)
     return float(high + 10 * (high - low)) if high > low else math.inf
+
+
+def _curve(axis: Any, name: str, labels: Labels, x: Any, y: Any, **options: Any) -> None:
+    style = look(name)
+    axis.plot(x, y, color=style.colour, linestyle=style.dash, label=_label(name, labels), **options)
 
 
 def _label(name: str, labels: Labels) -> str:

@@ -192,8 +192,8 @@ const PLOTS = {
       over.textContent = less ? less.note : "";
       const { curves } = less || state.base;
       const marks = [{ x: payload.train_length, label: "training length" }];
-      const reach = state.base.carries_to;
-      if (reach) marks.push({ x: reach, label: "positions carry to here", line: 1 });
+      const limit = state.base.rope_limit;
+      if (limit) marks.push({ x: limit, label: "RoPE limit", line: 1 });
       return { y: { label, kind: "linear" }, series: byLook(curves, (curve) => curve), marks };
     };
     const change = (changes) => {
@@ -376,8 +376,8 @@ const PLOTS = {
     const heat = new HeatMap(box, spec(choices[0]));
   },
 
-  fading(box) {
-    const n = [...new Set(Object.values(payload.fading).flatMap((curve) => curve.n))].sort(
+  sharpness(box) {
+    const n = [...new Set(Object.values(payload.sharpness).flatMap((curve) => curve.n))].sort(
       (p, q) => p - q,
     );
     const drawn = (key, title, even, y) =>
@@ -386,7 +386,7 @@ const PLOTS = {
         x: { label: "n", kind: "log" },
         y,
         series: [
-          ...byLook(payload.fading, (curve) => ({ x: curve.n, y: curve[key] })),
+          ...byLook(payload.sharpness, (curve) => ({ x: curve.n, y: curve[key] })),
           {
             name: "even",
             label: "spread evenly",
@@ -398,8 +398,8 @@ const PLOTS = {
           },
         ],
       });
-    // Fading is a matter of factors; what is spread evenly soon leaves the picture.
-    const measured = Object.values(payload.fading).flatMap((curve) => curve.largest);
+    // Sharpness is a matter of factors; what is spread evenly soon leaves the picture.
+    const measured = Object.values(payload.sharpness).flatMap((curve) => curve.largest);
     const least = Math.min(...measured.filter((v) => v > 0));
     drawn("largest", "Mean largest weight", (v) => 1 / v, {
       label: "largest weight",
@@ -409,9 +409,9 @@ const PLOTS = {
     drawn("entropy", "Entropy", Math.log, { label: "entropy (nats)", kind: "linear", zero: true });
   },
 
-  fadingByHead(box) {
+  sharpnessByHead(box) {
     const found = Object.fromEntries(
-      Object.entries(payload.fading).flatMap(([name, { heads }]) => (heads ? [[name, heads]] : [])),
+      Object.entries(payload.sharpness).flatMap(([name, { heads }]) => (heads ? [[name, heads]] : [])),
     );
     const names = Object.keys(found);
     const [first, last] = found[names[0]].n;
@@ -455,7 +455,7 @@ const PLOTS = {
       const called = looked(state.name, found[state.name]);
       summary.textContent = `${called.label}: ${told}`;
       return {
-        title: `Fading by head, ${called.label}`,
+        title: `Sharpness by head, ${called.label}`,
         ...byHead(values),
         colour,
         text: (value) => (value === null ? "\u2013" : text(value)),

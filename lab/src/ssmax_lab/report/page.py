@@ -1,7 +1,6 @@
 """The study as one HTML file that works from disk: verdicts, figures, explorer, provenance."""
 
 import base64
-import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
-from ssmax_lab.report.figures import FIGURE_1_S, FIGURE_3_SIZES
+from ssmax_lab.analysis.vectors import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax_lab.report.page_tables import (
     FIGURE_TABLES,
     NONE,
-    fading_by_head_table,
-    fading_table,
     number,
     scales_table,
+    sharpness_by_head_table,
+    sharpness_table,
     table,
 )
-from ssmax_lab.report.style import look
+from ssmax_lab.report.payload import looks
 
 MISSING = "not measured in this study"
 
@@ -50,9 +49,9 @@ CONTENTS = {"2": "tables", "4": "curves", "5": "curves", "6": "maps", "7": "head
 SECTIONS = {
     "verdicts": "Verdicts",
     "figures": "Figures",
-    "scales": "Learnt s",
+    "scales": "Learned s",
     "explorer": "Explorer",
-    "fading": "Fading",
+    "sharpness": "Attention sharpness",
     "provenance": "Provenance",
 }
 
@@ -72,41 +71,54 @@ CITATION = """@article{nakanishi2025scalable,
 
 
 def write_page(payload: Mapping[str, Any], path: Path) -> None:
-    """The page as a file that is whole or not there."""
+    """Write the page as a file that is whole or not there."""
     write_whole(path, page(payload))
 
 
 def page(payload: Mapping[str, Any]) -> str:
-    """The whole page; the same payload gives the same bytes."""
+    """Make the whole page; the same payload gives the same bytes."""
     sections = (
         _header(payload),
         _claims(payload["claims"]),
         _figures(payload),
         _scales(payload),
         _explorer(),
-        _fading(payload),
+        _sharpness(payload),
         _provenance(payload),
     )
-    return _document(payload["title"], _nav(), sections, payload)
+    return document(payload["title"], sections, nav=_nav(), payload=payload)
 
 
 def explorer_page() -> str:
-    """The explorer alone, for other pages to hold."""
-    looks = {name: dataclasses.asdict(look(name)) for name in ("a", "b")}
-    return _document("Softmax and SSMax", "", [_explorer()], {"looks": looks})
+    """Make the explorer alone, for other pages to hold."""
+    return document("Softmax and SSMax", [_explorer()], payload={"looks": looks(("a", "b"))})
 
 
-def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[str, Any]) -> str:
-    style, content = asset("page.css"), "\n".join(sections)
-    # In a function of its own, for its names to meet no others in the browser.
-    script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def document(
+    title: str,
+    sections: Sequence[str],
+    *,
+    nav: str = "",
+    payload: Mapping[str, Any] | None = None,
+) -> str:
+    """Make a page of its sections; one with a payload has the script that draws it."""
+    scripts, allowed = "", "'none'"
+    if payload is not None:
+        # In a function of its own, for its names to meet no others in the browser.
+        script = f"(() => {{\n{asset('plots.js')}{asset('page.js')}}})();"
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        allowed = f"'sha256-{digest}'"
+        scripts = (
+            f'<script type="application/json" id="payload">{_embedded(payload)}</script>\n'
+            f"<script>{script}</script>\n"
+        )
     # The policy makes the browser itself keep the promise that no request leaves the page,
     # and runs no script but ours, whatever a text in the payload holds.
     policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    content = "\n".join(sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -116,22 +128,20 @@ def _document(title: str, nav: str, sections: Sequence[str], payload: Mapping[st
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
 <link rel="icon" href="data:,">
-<style>{style}</style>
+<style>{asset("page.css")}</style>
 </head>
 <body>
 {nav}
 <main>
 {content}
 </main>
-<script type="application/json" id="payload">{_embedded(payload)}</script>
-<script>{script}</script>
-</body>
+{scripts}</body>
 </html>
 """
 
 
 def asset(name: str) -> str:
-    """A file that pages are made with."""
+    """Read a file that pages are made with."""
     return files("ssmax_lab.report").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -168,7 +178,7 @@ our own, and what came of it.</p>
 
 
 def badge(verdict: str, text: str = "") -> str:
-    """A verdict as symbol, word and colour."""
+    """Write a verdict as symbol, word and colour."""
     symbol = SYMBOLS.get(verdict, "?")
     return (
         f'<span class="badge {verdict.replace(" ", "-") if verdict in SYMBOLS else ""}">'
@@ -186,7 +196,7 @@ their basis stands beside them.
 
 def _claim(claim: Mapping[str, Any]) -> str:
     comparisons = claim["comparisons"]
-    rows = "".join(_comparison(item, _reach(item, comparisons)) for item in comparisons)
+    rows = "".join(_comparison(item, _furthest(item, comparisons)) for item in comparisons)
     header = "".join(
         f'<th scope="col">{title}</th>'
         for title in ("comparison", "effect", "95&nbsp;% interval", "basis", "verdict")
@@ -206,14 +216,14 @@ def _claim(claim: Mapping[str, Any]) -> str:
     )
 
 
-def _comparison(item: Mapping[str, Any], reach: float) -> str:
+def _comparison(item: Mapping[str, Any], furthest: float) -> str:
     unit = escape(item.get("unit") or "")
     low, high = item.get("low"), item.get("high")
     interval = NONE if low is None or high is None else f"{number(low, 3)} to {number(high, 3)}"
     effect = NONE if item.get("effect") is None else f"{number(item['effect'], 3)} {unit}"
     cells = (
         ("effect", effect),
-        ("95 % interval", f"{interval}{_whisker(item, reach)}"),
+        ("95 % interval", f"{interval}{_whisker(item, furthest)}"),
         ("basis", escape(item.get("basis") or "")),
         ("verdict", badge(item["verdict"])),
     )
@@ -222,7 +232,7 @@ def _comparison(item: Mapping[str, Any], reach: float) -> str:
     ) + "</tr>"  # fmt: skip
 
 
-def _reach(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> float:
+def _furthest(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> float:
     """The largest distance from 0 among a claim's comparisons of one unit: they share a scale."""
     ends = [
         abs(other[key])
@@ -233,12 +243,12 @@ def _reach(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) ->
     return max(ends, default=0.0)
 
 
-def _whisker(item: Mapping[str, Any], reach: float) -> str:
+def _whisker(item: Mapping[str, Any], furthest: float) -> str:
     """The interval drawn about 0; the numbers beside it say the same."""
     values = [item[key] for key in ("low", "effect", "high") if item.get(key) is not None]
-    if reach == 0 or len(values) < 3:
+    if furthest == 0 or len(values) < 3:
         return ""
-    low, effect, high = (round(60 + 54 * value / reach, 1) for value in values)
+    low, effect, high = (round(60 + 54 * value / furthest, 1) for value in values)
     return (
         '<svg class="whisker" viewBox="0 0 120 14" aria-hidden="true">'
         '<path class="zero" d="M60 0V14"/>'
@@ -268,12 +278,28 @@ def _figure(payload: Mapping[str, Any], key: str) -> str:
 
 
 def _static(svg: str | None, title: str) -> str:
-    """The drawing for a browser without JavaScript: an image, so that its ids stay its own."""
+    """The drawing for a browser without JavaScript."""
     if not svg:
         return "<noscript><p>The values are in the table below.</p></noscript>"
+    return f"<noscript>{image(svg, title)}</noscript>"
+
+
+def image(svg: str, title: str) -> str:
+    """Write a drawing as an image, so that its ids stay its own."""
     code = base64.b64encode(svg.encode()).decode()
-    image = f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{code}">'
-    return f"<noscript>{image}</noscript>"
+    return f'<img alt="{escape(title)}" src="data:image/svg+xml;base64,{code}">'
+
+
+def origins(items: Sequence[Mapping[str, Any]]) -> str:
+    """Make the table of where numbers come from."""
+    header = ("what", "commit", "configuration", "versions", "device", "seed", "date")
+    rows = []
+    for item in items:
+        versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
+        hashes = (f"<code>{escape(item[key])}</code>" for key in ("commit", "config_hash"))
+        rest = (versions, item["device"], str(item["seed"]), item["date"])
+        rows.append([escape(item["what"]), *hashes, *map(escape, rest)])
+    return table(header, rows)
 
 
 def _data(tables: str) -> str:
@@ -318,44 +344,34 @@ def _readouts(name: str) -> str:
     ) + "</p>"  # fmt: skip
 
 
-def _fading(payload: Mapping[str, Any]) -> str:
-    if payload.get("fading"):
+def _sharpness(payload: Mapping[str, Any]) -> str:
+    if payload.get("sharpness"):
         content = (
-            '<figure><div class="plot panels" data-plot="fading"></div><figcaption>Of real text, '
-            "mean over runs, layers, heads and documents: the largest attention weight, and the "
-            "entropy, of queries that see n keys. The grey line is attention spread evenly over "
-            f"all n.</figcaption>{_data(fading_table(payload))}</figure>"
+            '<figure><div class="plot panels" data-plot="sharpness"></div><figcaption>Of real '
+            "text, mean over runs, layers, heads and documents: the largest attention weight, and "
+            "the entropy, of queries that see n keys. The grey line is attention spread evenly "
+            f"over all n.</figcaption>{_data(sharpness_table(payload))}</figure>"
         )
-        if any(found.get("heads") for found in payload["fading"].values()):
+        if any(found.get("heads") for found in payload["sharpness"].values()):
             content += (
-                '<figure><div class="plot" data-plot="fadingByHead"></div><figcaption>The same '
+                '<figure><div class="plot" data-plot="sharpnessByHead"></div><figcaption>The same '
                 "of every head of the first run, between the last n that training has seen and the "
                 "longest that was measured: the factor by which its largest weight changes, or "
-                "what its entropy gains. Blue heads fade."
-                f"</figcaption>{_data(fading_by_head_table(payload))}</figure>"
+                "what its entropy gains. Blue heads lose sharpness."
+                f"</figcaption>{_data(sharpness_by_head_table(payload))}</figure>"
             )
     else:
-        content = f'<p class="missing">Fading: {MISSING}.</p>'
-    return f'<section id="fading"><h2>Fading in the wild</h2>{content}</section>'
+        content = f'<p class="missing">Attention sharpness: {MISSING}.</p>'
+    return (
+        f'<section id="sharpness"><h2>Attention sharpness by number of keys</h2>{content}</section>'
+    )
 
 
 def _provenance(payload: Mapping[str, Any]) -> str:
-    header = ("what", "commit", "configuration", "versions", "device", "seed", "date")
-    rows = [origin(item) for item in payload.get("provenance", [])]
     commands = escape("\n".join(payload.get("commands", [])))
     choices = "".join(f"<li>{escape(choice)}</li>" for choice in payload.get("choices", []))
     return f"""<section id="provenance"><h2>Provenance</h2>
-<h3>Where every number comes from</h3>{table(header, rows)}
+<h3>Where every number comes from</h3>{origins(payload.get("provenance", []))}
 <h3>The commands</h3><pre tabindex="0">{commands}</pre>
 <h3>What was ours to choose</h3><ul class="choices">{choices}</ul>
 <h3>Citing the paper</h3><pre tabindex="0">{escape(CITATION)}</pre></section>"""
-
-
-def origin(item: Mapping[str, Any]) -> list[str]:
-    """A row of the table of provenances."""
-    versions = ", ".join(f"{name} {version}" for name, version in item["versions"].items())
-    return [
-        escape(item["what"]),
-        *(f"<code>{escape(item[key])}</code>" for key in ("commit", "config_hash")),
-        *(escape(str(text)) for text in (versions, item["device"], item["seed"], item["date"])),
-    ]

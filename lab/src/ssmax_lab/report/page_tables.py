@@ -1,26 +1,26 @@
 """The numbers behind every figure as HTML tables, readable without JavaScript."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
 import numpy as np
 
-from ssmax_lab.report.figures import (
+from ssmax_lab.analysis.vectors import (
     FIGURE_1_S,
     FIGURE_3_SIZES,
     figure1_output,
-    figure3_input,
-    softmax_output_of_last,
+    figure3_output,
+    ssmax_factor,
 )
 
 MAX_ROWS = 30
 NONE = "&ndash;"
+Payload = Mapping[str, Any]
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """In HTML: significant digits, thousands separated, a real minus."""
+    """Write in HTML: significant digits, thousands separated, a real minus."""
     if value is None:
         return NONE
     if isinstance(value, int) or abs(value) >= 10**digits:
@@ -31,7 +31,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def table(header: Iterable[str], rows: Iterable[Sequence[str]], *, caption: str = "") -> str:
-    """An HTML table of cells that are HTML already; the first cell of a row is its heading."""
+    """Make an HTML table of cells that are HTML already; the first cell of a row is its heading."""
     head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
     body = "".join(
         f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>'
@@ -46,87 +46,102 @@ def table(header: Iterable[str], rows: Iterable[Sequence[str]], *, caption: str 
 
 
 def thin(values: Sequence[Any]) -> list[Any]:
-    """At most MAX_ROWS of the values, evenly spread, both ends kept."""
+    """Keep at most MAX_ROWS of the values, evenly spread, with both ends."""
     if len(values) <= MAX_ROWS:
         return list(values)
     return [values[round(i * (len(values) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
 
 
-def label(payload: Mapping[str, Any], name: str, drawn: Mapping[str, Any]) -> str:
-    """What a configuration is called where its runs are drawn, in HTML."""
+def columns_table(
+    x_title: str,
+    columns: Mapping[str, Mapping[Any, Any]],
+    *,
+    is_shared: bool = True,
+    write: Callable[[Any], str] = number,
+    caption: str = "",
+) -> str:
+    """Make a table of a column each; of rows that all have, where there are such and it is asked.
+
+    A column has its values by what stands in the first cell of a row.
+    """
+    shared = set.intersection(*map(set, columns.values())) if is_shared else set()
+    rows = [
+        [
+            number(place),
+            *(write(column[place]) if place in column else NONE for column in columns.values()),
+        ]
+        for place in thin(sorted(shared or set().union(*columns.values())))
+    ]
+    return table([x_title, *columns], rows, caption=caption)
+
+
+def label(payload: Payload, name: str, drawn: Payload) -> str:
+    """Label a configuration where its runs are drawn, in HTML."""
     always = payload.get("looks", {}).get(name, {}).get("label", name)
     return escape(drawn.get("label", always))
 
 
 def curves_table(
-    payload: Mapping[str, Any],
-    curves: Mapping[str, Mapping[str, Sequence[Any]]],
+    payload: Payload,
+    curves: Payload,
     x_title: str,
     *,
     x: str = "x",
     y: str = "y",
     caption: str = "",
 ) -> str:
-    """A column for each configuration; rows where all have a value, if there are such."""
-    columns = {name: dict(zip(curve[x], curve[y], strict=True)) for name, curve in curves.items()}
-    shared = set.intersection(*(set(column) for column in columns.values()))
-    places = shared or {place for column in columns.values() for place in column}
-    rows = [
-        [number(place), *(number(column.get(place)) for column in columns.values())]
-        for place in thin(sorted(places))
-    ]
-    header = [x_title, *(label(payload, name, curve) for name, curve in curves.items())]
-    return table(header, rows, caption=caption)
+    """Make a column for each configuration's curve."""
+    columns = {
+        label(payload, name, curve): dict(zip(curve[x], curve[y], strict=True))
+        for name, curve in curves.items()
+    }
+    return columns_table(x_title, columns, caption=caption)
 
 
-def figure1_table(payload: Mapping[str, Any]) -> str:
-    """The largest output for the paper's first input."""
-    rows = []
-    for n in (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000):
-        ssmax = figure1_output(n, FIGURE_1_S * math.log(n))
-        rows.append([number(n), number(figure1_output(n, 1.0)), number(ssmax)])
-    return table(["n", "softmax", f"SSMax, s = {FIGURE_1_S}"], rows)
+def figure1_table(payload: Payload) -> str:
+    """Make the table of the largest output for the paper's first input."""
+    sizes = [digit * 10**power for power in range(6) for digit in (1, 2, 5)][1:-2]
+    columns = {
+        "softmax": {n: figure1_output(n, 1.0) for n in sizes},
+        f"SSMax, s = {FIGURE_1_S}": {n: figure1_output(n, ssmax_factor(n)) for n in sizes},
+    }
+    return columns_table("n", columns)
 
 
-def figure2_table(payload: Mapping[str, Any]) -> str:
-    """The learned table of each seed, and how well each shape fits it."""
+def figure2_table(payload: Payload) -> str:
+    """Make the tables of the fits, and of each seed's learned values."""
     data = payload["figures"]["2"]
-    first = data.get("first", 1)
-    last = first + max(len(values) for values in data["tables"].values())
-    places = thin(range(first, last))
-    rows = [
-        [number(n), *(number(dict(enumerate(p, first)).get(n)) for p in data["tables"].values())]
-        for n in places
-    ]
-    learned = table(["n", *(f"p<sub>n</sub>, {escape(seed)}" for seed in data["tables"])], rows)
     fits = [
         [f"{escape(seed)}, {escape(fit['name'])}", *(number(fit[k]) for k in ("a1", "a2", "r2"))]
         for seed, found in data.get("fits", {}).items()
         for fit in found
     ]
     header = ["fit", "a<sub>1</sub>", "a<sub>2</sub>", "R<sup>2</sup>"]
-    return (table(header, fits) if fits else "") + learned
+    learned = {
+        f"p<sub>n</sub>, {escape(seed)}": dict(enumerate(values, data.get("first", 1)))
+        for seed, values in data["tables"].items()
+    }
+    return (table(header, fits) if fits else "") + columns_table("n", learned, is_shared=False)
 
 
-def figure3_table(payload: Mapping[str, Any]) -> str:
-    """The output of z_max for the paper's second input."""
-    rows = []
-    for z_max in np.linspace(0.0, 20.0, 21).tolist():
-        inputs = {n: figure3_input(n, z_max) for n in FIGURE_3_SIZES}
-        softmax = [softmax_output_of_last(z, 1.0) for z in inputs.values()]
-        ssmax = [softmax_output_of_last(z, FIGURE_1_S * math.log(n)) for n, z in inputs.items()]
-        rows.append([number(z_max), *map(number, softmax + ssmax)])
-    header = [f"{kind}, n = {n:,}" for kind in ("softmax", "SSMax") for n in FIGURE_3_SIZES]
-    return table(["z<sub>max</sub>", *header], rows)
+def figure3_table(payload: Payload) -> str:
+    """Make the table of the output of z_max for the paper's second input."""
+    tops = np.linspace(0.0, 20.0, 21).tolist()
+    columns = {
+        f"{kind}, n = {n:,}": {top: figure3_output(n, top, factor(n)) for top in tops}
+        for kind, factor in (("softmax", lambda n: 1.0), ("SSMax", ssmax_factor))
+        for n in FIGURE_3_SIZES
+    }
+    return columns_table("z<sub>max</sub>", columns)
 
 
-def figure4_table(payload: Mapping[str, Any]) -> str:
-    """Training loss by step."""
+def figure4_table(payload: Payload) -> str:
+    """Make the table of training loss by step."""
     return losses_tables(payload, payload["figures"]["4"], "step")
 
 
-def figure5_table(payload: Mapping[str, Any]) -> str:
-    """Test loss by position, at each theta."""
+def figure5_table(payload: Payload) -> str:
+    """Make the tables of test loss by position, at each theta."""
     figure = payload["figures"]["5"]
     return "".join(
         losses_tables(payload, losses, "position", which=f"rotary base {number(losses['theta'])}")
@@ -135,10 +150,8 @@ def figure5_table(payload: Mapping[str, Any]) -> str:
     )
 
 
-def losses_tables(
-    payload: Mapping[str, Any], losses: Mapping[str, Any], x_title: str, *, which: str = ""
-) -> str:
-    """Losses as they are and, where there is something to compare, less (a)'s."""
+def losses_tables(payload: Payload, losses: Payload, x_title: str, *, which: str = "") -> str:
+    """Make tables of losses as they are and, where there is something to compare, less (a)'s."""
     tables = curves_table(payload, losses["curves"], x_title, caption=which)
     if less := losses.get("less"):
         caption = ", ".join(filter(None, (which, f"less (a): {escape(less['note'])}")))
@@ -146,84 +159,70 @@ def losses_tables(
     return tables
 
 
-def figure6_table(payload: Mapping[str, Any]) -> str:
-    """Whole numbers and first digits in percent, a table for each configuration."""
+def figure6_table(payload: Payload) -> str:
+    """Make a table for each configuration: whole numbers and first digits in percent."""
     tables = []
     for name, found in payload["figures"]["6"]["maps"].items():
         rows = [
-            [f"{depth:.0%}", *(f"{percent(w)} / {percent(f)}" for w, f in zip(*row, strict=True))]
+            [f"{depth:.0%}", *(f"{100 * w:.0f} / {100 * f:.0f}" for w, f in zip(*row, strict=True))]
             for depth, *row in zip(found["depths"], found["whole"], found["first"], strict=True)
         ]
         trials = f"{found['trials']} trials a cell"
         caption = f"{label(payload, name, found)}: whole number / first digit, %; {trials}"
-        header = ["depth", *(number(length) for length in found["lengths"])]
-        tables.append(table(header, rows, caption=caption))
+        tables.append(table(["depth", *map(number, found["lengths"])], rows, caption=caption))
     return "".join(tables)
 
 
-def percent(share: float | None) -> str:
-    """Without the sign."""
-    return NONE if share is None else f"{100 * share:.0f}"
-
-
-def figure7_table(payload: Mapping[str, Any]) -> str:
-    """The top scores by rank, and what was answered."""
+def figure7_table(payload: Payload) -> str:
+    """Make the table of the top scores by rank, under what was answered."""
     heads = payload["figures"]["7"]["heads"]
-    ranked = _ranked({name: head["y"] for name, head in heads.items()}, number)
-    answers = ["answer", *(escape(head["answer"]) for head in heads.values())]
-    header = ["rank", *(label(payload, name, head) for name, head in heads.items())]
-    return table(header, [answers, *ranked])
+    columns = {
+        f"{label(payload, name, head)}: {escape(head['answer'])}": dict(enumerate(head["y"], 1))
+        for name, head in heads.items()
+    }
+    return columns_table("rank", columns, is_shared=False)
 
 
-def figure8_table(payload: Mapping[str, Any]) -> str:
-    """The top score of each trial by rank, with what was answered."""
-    trials = payload["figures"]["8"]["trials"]
-    pairs = {name: list(zip(t["y"], t["answers"], strict=True)) for name, t in trials.items()}
-    ranked = _ranked(pairs, lambda pair: f"{number(pair[0], 3)} {escape(pair[1])}")
-    return table(["rank", *(label(payload, name, one) for name, one in trials.items())], ranked)
+def figure8_table(payload: Payload) -> str:
+    """Make the table of the top score of each trial by rank, with what was answered."""
+    columns = {
+        label(payload, name, one): dict(enumerate(zip(one["y"], one["answers"], strict=True), 1))
+        for name, one in payload["figures"]["8"]["trials"].items()
+    }
+
+    def write(pair: tuple[float, str]) -> str:
+        return f"{number(pair[0], 3)} {escape(pair[1])}"
+
+    return columns_table("rank", columns, is_shared=False, write=write)
 
 
-def _ranked(columns: Mapping[str, Sequence[Any]], write: Callable[[Any], str]) -> list[list[str]]:
-    longest = max(len(column) for column in columns.values())
-    return [
-        [number(rank + 1), *(write(c[rank]) if rank < len(c) else NONE for c in columns.values())]
-        for rank in thin(range(longest))
-    ]
-
-
-def scales_table(payload: Mapping[str, Any]) -> str:
-    """The learned s, and b where there is one, by layer and head."""
-    tables = []
-    for name, found in payload["scales"].items():
-        for parameter in ("s", "b"):
-            values = found.get(parameter)
-            if not values:
-                continue
-            start = f", start {number(found['start'])}" if parameter == "s" else ", start 0"
-            tables.append(_by_head(values, f"{label(payload, name, found)}: {parameter}{start}"))
-    return "".join(tables)
-
-
-def fading_table(payload: Mapping[str, Any]) -> str:
-    """Mean largest weight and entropy by n."""
-    curves = payload["fading"]
+def scales_table(payload: Payload) -> str:
+    """Make the tables of the learned s, and b where there is one, by layer and head."""
     return "".join(
-        curves_table(payload, curves, "n", x="n", y=key, caption=caption)
+        _by_head(values, f"{label(payload, name, found)}: {parameter}, start {start}")
+        for name, found in payload["scales"].items()
+        for parameter, start in (("s", number(found["start"])), ("b", "0"))
+        if (values := found.get(parameter))
+    )
+
+
+def sharpness_table(payload: Payload) -> str:
+    """Make the tables of mean largest weight and entropy by n."""
+    return "".join(
+        curves_table(payload, payload["sharpness"], "n", x="n", y=key, caption=caption)
         for key, caption in (("largest", "mean largest weight"), ("entropy", "entropy, nats"))
     )
 
 
-def fading_by_head_table(payload: Mapping[str, Any]) -> str:
-    """Every head's largest weight and entropy at the training length and at the last n."""
-    tables = []
-    for name, found in payload["fading"].items():
-        if not (heads := found.get("heads")):
-            continue
-        for key, what in (("largest", "largest weight"), ("entropy", "entropy, nats")):
-            for n, grid in zip(heads["n"], heads[key], strict=True):
-                caption = f"{label(payload, name, heads)}: {what}, n = {number(n)}"
-                tables.append(_by_head(grid, caption))
-    return "".join(tables)
+def sharpness_by_head_table(payload: Payload) -> str:
+    """Make the tables of every head's weight and entropy at the training length and the last n."""
+    return "".join(
+        _by_head(grid, f"{label(payload, name, heads)}: {what}, n = {number(n)}")
+        for name, found in payload["sharpness"].items()
+        if (heads := found.get("heads"))
+        for key, what in (("largest", "largest weight"), ("entropy", "entropy, nats"))
+        for n, grid in zip(heads["n"], heads[key], strict=True)
+    )
 
 
 def _by_head(grid: Sequence[Sequence[float | None]], caption: str) -> str:
@@ -232,7 +231,7 @@ def _by_head(grid: Sequence[Sequence[float | None]], caption: str) -> str:
     return table(header, rows, caption=caption)
 
 
-FIGURE_TABLES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+FIGURE_TABLES: dict[str, Callable[[Payload], str]] = {
     "1": figure1_table,
     "2": figure2_table,
     "3": figure3_table,

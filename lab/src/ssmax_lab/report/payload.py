@@ -8,26 +8,29 @@ from typing import Any
 
 import numpy as np
 
-from ssmax_lab.records import Comparison, Fading, PositionLoss
-from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PIECES, NOTES, overall
-from ssmax_lab.report.curves import (
+from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
+from ssmax_lab.analysis.fits import fit_table
+from ssmax_lab.analysis.measures import (
     accuracy_map,
     by_position,
     by_rank,
+    last_seen_and_last,
+    learned,
     less_softmax,
     less_softmax_by_position,
     mean_curves,
     paired,
-    places_beyond,
     pooled,
     said_word,
     smoothed,
     top_score,
     usual_word,
 )
-from ssmax_lab.report.findings import ByReplica, Findings, Record, Replica
-from ssmax_lab.report.fits import fit_table
-from ssmax_lab.report.style import LOOKS, labels, look
+from ssmax_lab.analysis.statistics import overall
+from ssmax_lab.configurations import CONFIGURATIONS, MEASURED, labels, look
+from ssmax_lab.configurations import called as in_words
+from ssmax_lab.records import PositionLoss, Sharpness
+from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES
 
 POINTS = 200
 """Of a curve on the page."""
@@ -46,7 +49,7 @@ PAPERS_TOKENS_A_STEP = 2_097_152
 
 
 def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
-    """All of the page but its looks; what was not measured is missing."""
+    """Collect all of the page but its looks; what was not measured is missing."""
     preset = findings.study["preset"]
     figures = {
         "2": _figure2(findings),
@@ -61,13 +64,13 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
         "preset": preset,
         "note": note(findings),
         "train_length": findings.train_length,
-        "looks": {name: dataclasses.asdict(look) for name, look in LOOKS.items()},
+        "looks": looks(MEASURED),
         "claims": claims(findings),
         "figures": {name: figure for name, figure in figures.items() if _has_data(figure)},
         "captions": CAPTIONS,
         "static": static,
         "scales": _scales(findings),
-        "fading": _fading(findings),
+        "sharpness": _sharpness(findings),
         "provenance": [
             {"what": what, **dataclasses.asdict(one)} for what, one in findings.provenances
         ],
@@ -75,12 +78,20 @@ def payload(findings: Findings, *, static: dict[str, str]) -> dict[str, Any]:
             *(findings.commands or [f"ssmax-lab reproduce --preset {preset}"]),
             "ssmax-lab report FOLDER  # draws this page again from its records",
         ],
-        "choices": [*CHOICES, *([IN_PIECES] if findings.is_in_pieces else [])],
+        "choices": [*CHOICES, *([IN_PARTS] if findings.is_in_parts else [])],
+    }
+
+
+def looks(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Collect how configurations are drawn."""
+    return {
+        name: {key: getattr(look(name), key) for key in ("label", "colour", "dash")}
+        for name in names
     }
 
 
 def note(findings: Findings) -> str:
-    """What the verdicts can and cannot tell, from the study's own settings and records."""
+    """Say what the verdicts can and cannot tell, from the study's own settings and records."""
     study = findings.study
     preset, _, variant = study["preset"].partition(":")
     changed = _overrides(findings.commands)
@@ -108,7 +119,7 @@ def _trained(study: Mapping[str, Any]) -> str:
         is_smaller = is_papers and tokens < PAPERS_TOKENS_A_STEP
         papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}" if is_smaller else ""
         return (
-            f"{whose} model of {parameters}: {layers}, hidden size {model['width']}, "
+            f"{whose} model of {parameters}: {layers}, hidden size {model['hidden_size']}, "
             f"{_positions(study)}. It is trained for {_rounded(steps * tokens)} tokens, "
             f"{steps:,} steps of {tokens:,}{papers}."
         )
@@ -151,14 +162,9 @@ def _runs(runs: Mapping[str, int]) -> str:
     told = []
     for n, names in alike.items():
         is_rest = n == least and len(names) > 1
-        which = "each other configuration" if is_rest else ", ".join(map(_letter, names))
+        which = "each other configuration" if is_rest else ", ".join(map(in_words, names))
         told.append(f"{n} of {which}")
     return f"Runs: {'; '.join(told)}."
-
-
-def _letter(name: str) -> str:
-    """(a), and all words of a configuration that has no letter."""
-    return f"({name})" if len(name) == 1 else look(name).label
 
 
 def _added(study: Mapping[str, Any]) -> str:
@@ -192,32 +198,28 @@ def _rounded(count: int) -> str:
 
 
 def claims(findings: Findings) -> list[dict[str, Any]]:
-    """Every claim with its comparisons; a control's have no part in the verdict."""
+    """Collect every claim with its comparisons; a control's have no part in the verdict."""
     found = []
     for name, text in CLAIMS.items():
         mine = [one for one in findings.comparisons if one.claim == name]
+        comparisons = [
+            {
+                key: getattr(one, key)
+                for key in ("effect", "low", "high", "unit", "basis", "verdict")
+            }
+            | {"text": one.text + (" [ours]" if one.is_ours else "")}
+            for one in mine
+        ]
         found.append(
             {
                 "id": name,
                 "figure": int(name[1:]),
                 "text": text,
                 "verdict": overall([one.verdict for one in mine if not one.is_ours]),
-                "comparisons": [_comparison(one) for one in mine],
+                "comparisons": comparisons,
             }
         )
     return found
-
-
-def _comparison(one: Comparison) -> dict[str, Any]:
-    return {
-        "text": one.text + (" [ours]" if one.is_ours else ""),
-        "effect": one.effect,
-        "low": one.low,
-        "high": one.high,
-        "unit": one.unit,
-        "basis": one.basis,
-        "verdict": one.verdict,
-    }
 
 
 def _has_data(figure: dict[str, Any]) -> bool:
@@ -253,7 +255,7 @@ def _less_softmax(
     found: ByReplica[Record],
     curve: Callable[[Sequence[tuple[Record, Record]]], Points],
     *,
-    is_in_pieces: bool,
+    is_in_parts: bool,
 ) -> dict[str, Any]:
     """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
 
@@ -264,8 +266,8 @@ def _less_softmax(
     if len(shown) < 2:
         return {}
     called = labels({name: len(both) for name, both in shown.items()})
-    shared = "seed and piece" if is_in_pieces else "seed"
-    missing = [_letter(name) for name in pairs if name not in shown]
+    shared = "seed and part" if is_in_parts else "seed"
+    missing = [in_words(name) for name in pairs if name not in shown]
     words = f"means over the runs that share {shared} with a run of (a)"
     left_out = f"; left out, as none of theirs does: {', '.join(missing)}" if missing else ""
     curves = {name: curve(both) for name, both in shown.items()}
@@ -293,7 +295,7 @@ def _figure4(findings: Findings) -> dict[str, Any]:
     return _curves(curves, _labels(found)) | _less_softmax(
         found,
         lambda pairs: smoothed(*less_softmax(pairs)),
-        is_in_pieces=findings.is_in_pieces,
+        is_in_parts=findings.is_in_parts,
     )
 
 
@@ -303,12 +305,12 @@ def _figure5(findings: Findings) -> dict[str, Any]:
     def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
         means = {name: by_position(list(found.values())) for name, found in losses.items()}
         return _curves(means, _labels(losses)) | _less_softmax(
-            losses, less_softmax_by_position, is_in_pieces=findings.is_in_pieces
+            losses, less_softmax_by_position, is_in_parts=findings.is_in_parts
         )
 
     figure = curves(findings.position_losses) | {"theta": findings.theta}
-    if findings.carries_to is not None:
-        figure["carries_to"] = round(findings.carries_to)
+    if findings.rope_limit is not None:
+        figure["rope_limit"] = round(findings.rope_limit)
     if findings.same_theta_losses:
         theta = findings.study["pretraining"]["model"]["theta"]
         figure["same_theta"] = curves(findings.same_theta_losses) | {"theta": theta}
@@ -361,27 +363,25 @@ def _scales(findings: Findings) -> dict[str, Any]:
     found = {}
     for name, runs in findings.scales.items():
         label, values = _first(runs, name)
-        s = [row for key, row in values.items() if key.endswith(".s")]
-        b = [row for key, row in values.items() if key.endswith(".bias")]
-        if s and name in LOOKS:
-            start = _start(findings, name)
-            found[name] = {"label": label, "s": s, "b": b or None, "start": start}
+        s, b = learned(values, "s"), learned(values, "bias")
+        if s and name in MEASURED:
+            found[name] = {"label": label, "s": s, "b": b or None, "start": _start(findings, name)}
     return found
 
 
 def _start(findings: Findings, name: str) -> float:
     """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
-    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(name, 1.0)
+    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(CONFIGURATIONS[name].rule, 1.0)
     log_n = np.log(np.arange(1, findings.train_length + 1))
     return findings.train_length / float((log_n**power).sum())
 
 
-def _fading(findings: Findings) -> dict[str, Any]:
-    found, called = {}, _labels(findings.fading)
-    for name, runs in findings.fading.items():
+def _sharpness(findings: Findings) -> dict[str, Any]:
+    found, called = {}, _labels(findings.sharpness)
+    for name, runs in findings.sharpness.items():
         records = [runs[replica] for replica in sorted(runs)]
         label, first = _first(runs, name)
-        heads = _fading_by_head(first, findings.train_length)
+        heads = _sharpness_by_head(first, findings.train_length)
         found[name] = {
             "label": called[name],
             "n": records[0].num_keys,
@@ -392,9 +392,9 @@ def _fading(findings: Findings) -> dict[str, Any]:
     return found
 
 
-def _fading_by_head(record: Fading, train_length: int) -> dict[str, Any] | None:
+def _sharpness_by_head(record: Sharpness, train_length: int) -> dict[str, Any] | None:
     """Every head at the last n that training has seen and at the last of all."""
-    places = places_beyond(record, train_length)
+    places = last_seen_and_last(record, train_length)
     if places[0] == places[1]:
         return None
     grids = {

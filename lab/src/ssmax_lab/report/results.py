@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.findings import Findings, read_findings
+from ssmax_lab.analysis.measures import mean_loss, retrieval_accuracy, values_of
+from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.statistics import EXACT
 from ssmax_lab.records import Comparison
-from ssmax_lab.report.captions import EXACT
 from ssmax_lab.report.figures import variants as variants_drawn
-from ssmax_lab.report.findings import Findings, read_findings
-from ssmax_lab.report.reach import breaks_at
 from ssmax_lab.report.study_tables import (
     cell,
     comparisons,
@@ -20,26 +21,23 @@ from ssmax_lab.report.study_tables import (
     heads,
     judged,
     markdown,
-    mean_loss,
     needles,
     numbers,
     probe,
     said,
-    share_found,
     stretches,
-    values_of,
 )
 
 HEADLINES = (
     "log n fits the learned p_n better than n does",
     "(b) learns below (a)",
     "beyond the training length (b) loses less than (a)",
-    "beyond the training length (b) finds more numbers than (a)",
+    "beyond the training length the needle retrieval accuracy of (b) is above that of (a)",
     "(b)'s top heads weigh the paper's needle more than (a)'s",
     "the top needle score of (b) is above that of (a)",
     "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )
-"""What a reader wants to know first: a comparison of each claim that is measured, and fading."""
+"""What a reader wants to know first: a comparison of each claim that is measured, and the heads."""
 VARIED = HEADLINES[2:4]
 """What is looked at when something is varied."""
 BASES = ("quick", "small")
@@ -58,8 +56,8 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         "headlines": headlines(results),
         "claims": claims(results),
         "computed": computed(results),
-        "reach": reach(results),
-        "raised theta": raised(results),
+        "RoPE limit": rope_limits(results),
+        "RoPE base scaling": base_scaling(results),
     }
     made |= {f"variants of {base}": variants(results, base) for base in BASES}
     for name, findings in sorted(results.items()):
@@ -92,10 +90,10 @@ def written(text: str, made: Mapping[str, str]) -> str:
 
 
 def shown_figures(text: str) -> dict[str, str]:
-    """Of every picture of a study that a document shows, its name and the figure in results/."""
-    pictures = re.findall(r"\(pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
+    """Map every picture of a study that a document shows to where `make results` draws it."""
+    pictures = re.findall(r"pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
     shown = {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
-    return shown | {name: name for name in re.findall(r"\(pictures/(variants-of-\w+\.svg)\)", text)}
+    return shown | {name: name for name in re.findall(r"pictures/(variants-of-\w+\.svg)\)", text)}
 
 
 def headlines(results: Mapping[str, Findings]) -> str:
@@ -172,12 +170,12 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
         found = [told.get(text) for text in VARIED]
         cells = (effect(one) + _one_seed(one) if one is not None else "-" for one in found)
         rows.append([variant, *cells])
-    header = ["varied", "loss beyond T, (b) - (a)", "numbers found beyond T, (b) - (a)"]
+    header = ["varied", "loss beyond T, (b) - (a)", "needle retrieval accuracy beyond T, (b) - (a)"]
     return markdown(header, rows) if rows else "Not measured yet."
 
 
-def reach(results: Mapping[str, Findings]) -> str:
-    """How far rotary positions carry, and where the loss breaks; of heads that turn as a whole."""
+def rope_limits(results: Mapping[str, Findings]) -> str:
+    """The RoPE limit, and where the loss breaks; of heads that turn as a whole."""
 
     def places(findings: Findings, rule: str) -> str:
         losses = [one.mean for one in findings.position_losses.get(rule, {}).values()]
@@ -193,7 +191,7 @@ def reach(results: Mapping[str, Findings]) -> str:
     return _by_study(whole, "breaks at", places, ("a", "b", "c", "temperature"))
 
 
-def raised(results: Mapping[str, Findings]) -> str:
+def base_scaling(results: Mapping[str, Findings]) -> str:
     """What the test's theta costs in the second half of the training length, run by run."""
 
     def costs(findings: Findings, rule: str) -> str:
@@ -215,16 +213,16 @@ def _by_study(
     """Something of these configurations in every study with rotary positions."""
     rows = []
     for study, findings in sorted(results.items(), key=_largest_first):
-        if findings.carries_to is None or not _is_committed(findings):
+        if findings.rope_limit is None or not _is_committed(findings):
             continue
         model = findings.study["pretraining"]["model"]
         theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"
-        length, until = f"{findings.train_length:,}", f"{findings.carries_to:,.0f}"
+        length, until = f"{findings.train_length:,}", f"{findings.rope_limit:,.0f}"
         cells = [told(findings, name) for name in configurations]
         rows.append([_short_name(study), length, theta, until, *cells])
     names = {"temperature": "control"}
     first, *others = (names.get(name, f"({name})") for name in configurations)
-    header = ["study", "training length", "theta", "carries to", f"{first} {what}", *others]
+    header = ["study", "training length", "theta", "RoPE limit", f"{first} {what}", *others]
     return markdown(header, rows)
 
 
@@ -242,8 +240,8 @@ def variants_figure(results: Mapping[str, Findings], base: str) -> Any | None:
     losses, found = {}, {}
     for variant, one in varied.items():
         losses[variant] = values_of(one.position_losses, mean_loss(one.train_length, is_long=True))
-        found[variant] = values_of(one.trials, share_found(one.train_length, is_long=True))
-    titles = ("loss beyond the training length", "numbers found beyond it")
+        found[variant] = values_of(one.trials, retrieval_accuracy(one.train_length, is_long=True))
+    titles = ("loss beyond the training length", "needle retrieval accuracy beyond it")
     return variants_drawn(dict(zip(titles, (losses, found), strict=True))) if varied else None
 
 

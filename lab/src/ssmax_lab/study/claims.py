@@ -5,35 +5,45 @@ effect and an interval; where this scale cannot tell, it says so.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.records import Comparison, Fading, NeedleScore, NeedleTrial, PositionLoss, Provenance
-from ssmax_lab.report.captions import NEAR_NATS
-from ssmax_lab.report.curves import places_beyond, top_score
-from ssmax_lab.report.figures import (
-    FIGURE_1_S,
-    figure1_output,
-    figure3_input,
-    softmax_output_of_last,
+from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
+from ssmax_lab.analysis.fits import SHAPES, fit_table
+from ssmax_lab.analysis.measures import last_seen_and_last, ranked_scores, top_score
+from ssmax_lab.analysis.statistics import (
+    NEAR_NATS,
+    Interval,
+    Side,
+    exact,
+    hull,
+    over_items,
+    over_seeds,
 )
-from ssmax_lab.report.findings import ByReplica, Findings, Replica
-from ssmax_lab.report.fits import fit_table
-from ssmax_lab.study.presets import FAMILY, HELD, MEAN_LOG, RIVALS
-from ssmax_lab.study.statistics import Interval, Side, exact, hull, over_items, over_seeds
+from ssmax_lab.analysis.vectors import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
+from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
+from ssmax_lab.records import (
+    Comparison,
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    Sharpness,
+)
 
-CONTROL = "temperature"
 NOT_MEASURED = "not measured"
 STRETCHES = 5
 """A learning curve is compared in so many stretches after its first tenth, the warm-up; few and
 long, since neighbouring steps of a run differ alike."""
 TOP_SHARE = 25 / 144
 """The share of the heads that figure 7 shows."""
+BEYOND = "beyond the training length"
+OTHERS = ("a", "c", "d", "e", "f", CONTROL)
+"""What (b) is compared with in claims 6 to 8."""
 
 Items = dict[Replica, list[float]]
 """A value for every document, trial or stretch, the same ones for every configuration."""
@@ -41,7 +51,7 @@ Items = dict[Replica, list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What the paper says of two configurations."""
+    """What is expected of two configurations."""
 
     first: str
     expected: Side
@@ -69,75 +79,67 @@ class Result(NamedTuple):
 
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
-    """Every comparison that what was measured allows."""
+    """Make every comparison that what was measured allows."""
     results = [*_claim_1(findings), *_claim_2(findings), *_claim_3()]
     for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
         results += claim(findings)
-    return [
-        Comparison(
-            claim=result.claim,
-            text=result.text,
-            **_told(result.interval),
-            unit=result.unit,
-            verdict=result.verdict,
-            is_ours=result.is_ours,
-            provenance=provenance,
-        )
-        for result in results
-    ]
+    return [_comparison(result, provenance) for result in results]
 
 
-def _told(interval: Interval | str) -> dict[str, Any]:
-    if isinstance(interval, str):
-        return {"effect": None, "low": None, "high": None, "basis": interval}
-    return dataclasses.asdict(interval)
+def _comparison(result: Result, provenance: Provenance) -> Comparison:
+    claim, text, interval, unit, verdict, is_ours = result
+    told = (
+        {"effect": None, "low": None, "high": None, "basis": interval}
+        if isinstance(interval, str)
+        else dataclasses.asdict(interval)
+    )
+    return Comparison(
+        claim=claim, text=text, **told, unit=unit, verdict=verdict, is_ours=is_ours,
+        provenance=provenance,
+    )  # fmt: skip
+
+
+def _computed(claim: str, text: str, effect: float, side: Side, unit: str) -> Result:
+    interval = exact(effect)
+    return Result(claim, text, interval, unit, interval.verdict(side))
 
 
 def _claim_1(findings: Findings) -> list[Result]:
     sizes = [2**power for power in range(1, 17)]
-    faded = exact(figure1_output(sizes[-1], 1.0) - figure1_output(sizes[0], 1.0))
-    least = exact(min(figure1_output(n, FIGURE_1_S * math.log(n)) for n in sizes) - 0.8)
-    return [
-        Result("C1", "softmax's largest output falls between n = 2 and n = 65,536", faded,
-               "of the weight", faded.verdict("below")),
-        Result("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least,
-               "over 0.8", least.verdict("above")),
-        *_in_the_heads(findings),
-    ]  # fmt: skip
+    fall = figure1_output(sizes[-1], 1.0) - figure1_output(sizes[0], 1.0)
+    least = min(figure1_output(n, ssmax_factor(n)) for n in sizes)
 
-
-def _in_the_heads(findings: Findings) -> list[Result]:
-    """What the vectors of claim 1 are in a model: does a head's largest weight fall with n?"""
-    length = findings.train_length
-
-    def falls(record: Fading) -> list[float]:
-        before, after = places_beyond(record, length)
+    # What the vectors are in a model: does a head's largest weight fall with n?
+    def falls(record: Sharpness) -> list[float]:
+        before, after = last_seen_and_last(record, findings.train_length)
         weights = np.asarray(record.largest)
         return (weights[:, :, after] - weights[:, :, before]).ravel().tolist()
 
-    items = {
-        name: {seed: falls(record) for seed, record in by_seed.items()}
-        for name, by_seed in findings.fading.items()
-    }
     pairs = [
-        Pair("b", "above", name, "beyond the training length the largest weight of (b)'s heads "
-             f"falls less than {_called(name)}'s", is_papers=False)
+        Pair("b", "above", name, f"{BEYOND} the largest weight of (b)'s heads falls less than "
+             f"{called(name)}'s", is_papers=False)
         for name in ("a", CONTROL)
     ]  # fmt: skip
-    return _judged("C1", pairs, items, what="heads", unit="of the weight")
+    items = _items(findings.sharpness, falls)
+    return [
+        _computed("C1", "softmax's largest output falls between n = 2 and n = 65,536", fall,
+                  "below", "of the weight"),
+        _computed("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least - 0.8,
+                  "above", "over 0.8"),
+        *_judged("C1", pairs, items, what="heads", unit="of the weight"),
+    ]  # fmt: skip
 
 
 def _claim_2(findings: Findings) -> list[Result]:
     if not findings.tables:
         return []
-    fits = {seed: fit_table(table) for seed, table in findings.tables.items()}
-    squares: dict[str, Items] = {"log n": {}, "n": {}, "sqrt n": {}, "power": {}}
+    squares: dict[str, Items] = {name: {} for name in (*SHAPES, "power")}
+    slopes = []
     for seed, table in findings.tables.items():
-        for fit in fits[seed]:
+        for fit in fit_table(table):
             off = np.asarray(table[1:]) - np.asarray(fit.curve)
-            name = fit.name if fit.name in squares else "power"
-            squares[name][seed] = (off**2 / max(np.var(table[1:]), 1e-30)).tolist()
-    slopes = [fit.a1 for found in fits.values() for fit in found if fit.name == "log n"]
+            squares[fit.shape][seed] = (off**2 / max(np.var(table[1:]), 1e-30)).tolist()
+            slopes += [fit.a1] * (fit.shape == "log n")
     basis = "one seed" if len(slopes) == 1 else f"the least of {len(slopes)} seeds"
     slope = dataclasses.replace(exact(min(slopes)), basis=basis)
     pairs = [
@@ -151,29 +153,22 @@ def _claim_2(findings: Findings) -> list[Result]:
 
 
 def _claim_3() -> list[Result]:
-    def needed(n: int, scaled: bool) -> float:
-        """The z_max whose output is a half."""
-        factor = FIGURE_1_S * math.log(n) if scaled else 1.0
-        low, high = 0.0, 60.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            is_enough = softmax_output_of_last(figure3_input(n, middle), factor) >= 0.5
-            low, high = (low, middle) if is_enough else (middle, high)
-        return high
-
     sizes = [10**power for power in range(1, 6)]
-    softmax, ssmax = ([needed(n, scaled) for n in sizes] for scaled in (False, True))
-    grows = exact(min(np.diff(softmax)))
-    bounded = exact(max(ssmax) - (1 + 1 / FIGURE_1_S))
+    steps = np.diff([z_max_needed(n, 1.0) for n in sizes])
+    most = max(z_max_needed(n, ssmax_factor(n)) for n in sizes)
     return [
-        Result("C3", "the z_max that softmax needs grows with every tenfold n to 100,000", grows,
-               "a step", grows.verdict("above")),
-        Result("C3", "the z_max that SSMax needs never exceeds 1 + 1/s", bounded,
-               "over 1 + 1/s", bounded.verdict("below")),
+        _computed("C3", "the z_max that softmax needs grows with every tenfold n to 100,000",
+                  min(steps), "above", "a step"),
+        _computed("C3", "the z_max that SSMax needs never exceeds 1 + 1/s",
+                  most - (1 + 1 / FIGURE_1_S), "below", "over 1 + 1/s"),
     ]  # fmt: skip
 
 
 def _claim_4(findings: Findings) -> list[Result]:
+    def stretches(curve: tuple[list[int], list[float]]) -> list[float]:
+        kept = np.asarray(curve[1][len(curve[1]) // 10 :], float)
+        return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
+
     pairs = [
         Pair("b", "below", "a", "(b) learns below (a)"),
         Pair("c", "below", "a", "(c) learns below (a)"),
@@ -183,175 +178,131 @@ def _claim_4(findings: Findings) -> list[Result]:
         Pair("c", "near", "b", f"(c) is equal to (b) within {NEAR_NATS} nats", NEAR_NATS),
         Pair("b", "below", CONTROL, "(b) learns below the control"),
     ]
-    curves = {
-        name: {seed: _stretches(losses) for seed, (_, losses) in by_seed.items()}
-        for name, by_seed in findings.curves.items()
-    }
-    return _judged("C4", pairs, curves, what="stretches of the run", unit="nats")
-
-
-def _stretches(losses: Sequence[float]) -> list[float]:
-    kept = np.asarray(losses[len(losses) // 10 :], float)
-    return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
+    items = _items(findings.curves, stretches)
+    return _judged("C4", pairs, items, what="stretches of the run", unit="nats")
 
 
 def _claim_5(findings: Findings) -> list[Result]:
     length = findings.train_length
 
-    def mean(record: PositionLoss, is_long: bool) -> list[float]:
-        edges = np.asarray(record.edges)
-        # A range that holds the training length is on neither side.
-        columns = edges[:-1] >= length if is_long else edges[1:] <= length
-        if not columns.any():
-            return []
-        widths = np.diff(edges).astype(float)
-        values, widths = np.asarray(record.binned)[:, columns], widths[columns]
-        return (values * widths / widths.sum()).sum(1).tolist()
+    def judged(
+        losses: ByReplica[PositionLoss], pairs: list[Pair], *, is_long: bool
+    ) -> list[Result]:
+        def means(record: PositionLoss) -> list[float]:
+            edges = np.asarray(record.edges)
+            # A range that holds the training length is on neither side.
+            columns = edges[:-1] >= length if is_long else edges[1:] <= length
+            if not columns.any():
+                return []
+            widths = np.diff(edges)[columns].astype(float)
+            values = np.asarray(record.binned)[:, columns]
+            return (values * widths / widths.sum()).sum(1).tolist()
 
-    def items(losses: ByReplica[PositionLoss], *, is_long: bool) -> dict[str, Items]:
-        return {
-            name: {seed: mean(record, is_long) for seed, record in by_seed.items()}
-            for name, by_seed in losses.items()
-        }
+        return _judged("C5", pairs, _items(losses, means), what="documents", unit="nats")
+
+    def loses_less(first: str, second: str, where: str = BEYOND, *, is_papers: bool = True) -> Pair:
+        text = f"{where} {called(first)} loses less than {called(second)}"
+        return Pair(first, "below", second, text, is_papers=is_papers)
 
     far = [
-        Pair("b", "below", "a", "beyond the training length (b) loses less than (a)"),
-        Pair("c", "below", "a", "beyond the training length (c) loses less than (a)"),
-        Pair("d", "above", "b", "beyond the training length (d) is degraded: above (b)"),
-        Pair("f", "above", "b", "beyond the training length (f) does not quite reach (b)"),
-        Pair("f", "below", "a", "beyond the training length (f) loses less than (a)"),
-        Pair("b", "below", CONTROL, "beyond the training length (b) loses less than the control"),
+        loses_less("b", "a"),
+        loses_less("c", "a"),
+        Pair("d", "above", "b", f"{BEYOND} (d) is degraded: above (b)"),
+        Pair("f", "above", "b", f"{BEYOND} (f) does not quite reach (b)"),
+        loses_less("f", "a"),
+        loses_less("b", CONTROL),
     ]
+    for name, one in CONFIGURATIONS.items():
+        if name in findings.position_losses:
+            far += [loses_less(name, other, is_papers=False) for other in one.loses_less_than]
+            far += [loses_less(other, name, is_papers=False) for other in one.loses_more_than]
     near = [Pair("e", "above", "a", "within the training length (e) loses more than (a)")]
     same_theta = [
-        Pair("b", "below", name, "beyond the training length, theta unchanged, (b) loses less than "
-             f"{_called(name)}", is_papers=False)
+        loses_less("b", name, f"{BEYOND}, theta unchanged,", is_papers=False)
         for name in ("a", CONTROL)
-    ]  # fmt: skip
-    losses, unchanged = findings.position_losses, findings.same_theta_losses
-    for name in (name for name in FAMILY if name in losses):
-        under = f"under {'a ' * (name == 'constant')}{name}, put in after training"
-        far += [
-            Pair(name, "below", "a", f"beyond the training length (a) loses less {under}, than "
-                 "under softmax", is_papers=False),
-            Pair("b", "below", name, f"beyond the training length (b) loses less than (a) {under}",
-                 is_papers=False),
-        ]  # fmt: skip
-    far += [
-        Pair("b", "below", name, f"beyond the training length (b) loses less than {name}, trained",
-             is_papers=False)
-        for name in RIVALS
-        if name in losses
-    ]  # fmt: skip
-    if MEAN_LOG in losses:
-        far += [
-            Pair("c", "below", MEAN_LOG, "beyond the training length (c) loses less than what was "
-                 "trained with a constant, its mean", is_papers=False),
-            Pair(MEAN_LOG, "below", "a", "beyond the training length what was trained with a "
-                 "constant, (c)'s mean, loses less than (a)", is_papers=False),
-        ]  # fmt: skip
-    held = "loses less than with n held at the training length"
-    far += [
-        Pair(base, "below", name, f"beyond the training length ({base}) {held}", is_papers=False)
-        for name, base in HELD.items()
-        if name in losses
     ]
     return [
-        *_judged("C5", far, items(losses, is_long=True), what="documents", unit="nats"),
-        *_judged("C5", near, items(losses, is_long=False), what="documents", unit="nats"),
-        *_judged("C5", same_theta, items(unchanged, is_long=True), what="documents", unit="nats"),
+        *judged(findings.position_losses, far, is_long=True),
+        *judged(findings.position_losses, near, is_long=False),
+        *judged(findings.same_theta_losses, same_theta, is_long=True),
     ]
 
 
 def _claim_6(findings: Findings) -> list[Result]:
-    def whole(trials: Sequence[NeedleTrial], keep: Callable[[int], bool]) -> list[float]:
-        return [float(trial.is_whole) for trial in trials if keep(trial.length)]
+    def accuracy(keep: Callable[[int], bool]) -> dict[str, Items]:
+        def whole(trials: list[NeedleTrial]) -> list[float]:
+            return [float(trial.is_whole) for trial in trials if keep(trial.length)]
+
+        return _items(findings.trials, whole)
 
     length = findings.train_length
-    far = {
-        name: {seed: whole(trials, lambda size: size > length) for seed, trials in found.items()}
-        for name, found in findings.trials.items()
-    }
     pairs = [
-        Pair(
-            "b",
-            "above",
-            name,
-            f"beyond the training length (b) finds more numbers than {_called(name)}",
-        )
-        for name in ("a", "c", "d", "e", "f", CONTROL)
-    ]
+        Pair("b", "above", name, f"{BEYOND} the needle retrieval accuracy of (b) is above that of "
+             f"{called(name)}")
+        for name in OTHERS
+    ]  # fmt: skip
+    far = accuracy(lambda size: size > length)
     results = _judged("C6", pairs, far, what="trials", unit="of the numbers")
     if "b" in findings.trials:
         # The size nearest to ten times the training length.
         sizes = sorted({trial.length for trial in next(iter(findings.trials["b"].values()))})
-        size = min(sizes, key=lambda size: abs(size - 10 * length))
-        found = {
-            seed: whole(trials, lambda one: one == size)
-            for seed, trials in findings.trials["b"].items()
-        }
+        nearest = min(sizes, key=lambda size: abs(size - 10 * length))
+        found = accuracy(lambda size: size == nearest)["b"]
         half = {seed: [0.5] * len(values) for seed, values in found.items()}
-        text = f"(b) still finds more than half of the numbers at {size:,} tokens"
-        pair = Pair("b", "above", "half", text)
-        results += _judged(
-            "C6", [pair], {"b": found, "half": half}, what="trials", unit="over a half"
-        )
+        text = f"the needle retrieval accuracy of (b) is above a half at {nearest:,} tokens"
+        results += _judged("C6", [Pair("b", "above", "half", text)], {"b": found, "half": half},
+                           what="trials", unit="over a half")  # fmt: skip
     return results
 
 
 def _claim_7(findings: Findings) -> list[Result]:
-    def top(score: NeedleScore) -> float:
-        ranked = sorted((value for row in score.number_scores for value in row), reverse=True)
-        return float(np.mean(ranked[: max(1, round(TOP_SHARE * len(ranked)))]))
+    def tops(scores: list[NeedleScore]) -> list[float]:
+        every = [ranked_scores(score) for score in scores]
+        return [float(np.mean(one[: max(1, round(TOP_SHARE * len(one)))])) for one in every]
 
-    items = {
-        name: {seed: [top(score) for score in scores] for seed, scores in by_seed.items()}
-        for name, by_seed in findings.papers_needle.items()
-    }
     pairs = [
-        Pair(
-            "b",
-            "above",
-            name,
-            f"(b)'s top heads weigh the paper's needle more than {_called(name)}'s",
-        )
-        for name in ("a", "c", "d", "e", "f", CONTROL)
-    ]
+        Pair("b", "above", name, f"(b)'s top heads weigh the paper's needle more than "
+             f"{called(name)}'s")
+        for name in OTHERS
+    ]  # fmt: skip
+    items = _items(findings.papers_needle, tops)
     return _judged("C7", pairs, items, what="haystacks", unit="of the weight")
 
 
 def _claim_8(findings: Findings) -> list[Result]:
-    items = {
-        name: {seed: [top_score(score) for score in scores] for seed, scores in by_seed.items()}
-        for name, by_seed in findings.scores.items()
-    }
     pairs = [
-        Pair("b", "above", name, f"the top needle score of (b) is above that of {_called(name)}")
-        for name in ("a", "c", "d", "e", "f", CONTROL)
+        Pair("b", "above", name, f"the top needle score of (b) is above that of {called(name)}")
+        for name in OTHERS
     ]
     pairs += [Pair(name, "above", "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
+    items = _items(findings.scores, lambda scores: list(map(top_score, scores)))
     return _judged("C8", pairs, items, what="trials", unit="of the weight")
 
 
-def _called(name: str) -> str:
-    return "the control" if name == CONTROL else f"({name})"
+def _items(found: ByReplica[Record], values: Callable[[Record], list[float]]) -> dict[str, Items]:
+    return {
+        name: {replica: values(record) for replica, record in by_replica.items()}
+        for name, by_replica in found.items()
+    }
 
 
 def _judged(
-    claim: str, pairs: Sequence[Pair], items: dict[str, Items], *, what: str, unit: str
+    claim: str, pairs: Sequence[Pair], items: Mapping[str, Items], *, what: str, unit: str
 ) -> list[Result]:
     made = [_judge_pair(claim, pair, items, what=what, unit=unit) for pair in pairs]
     # A claim of which nothing was measured is left out whole.
     return made if any(result.verdict != NOT_MEASURED for result in made) else []
 
 
-def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, unit: str) -> Result:
-    """A comparison; one that cannot be made says why, and holds back its claim's verdict."""
+def _judge_pair(
+    claim: str, pair: Pair, items: Mapping[str, Items], *, what: str, unit: str
+) -> Result:
+    """Make a comparison; one that cannot be made says why, and holds back its claim's verdict."""
     missing = [name for name in (pair.first, pair.second) if name not in items]
     try:
         if missing:
             verb = "was" if len(missing) == 1 else "were"
-            raise UsageError(f"{' and '.join(map(_called, missing))} {verb} not measured")
+            raise UsageError(f"{' and '.join(map(called, missing))} {verb} not measured")
         interval = _interval(items[pair.first], items[pair.second], what=what)
     except UsageError as error:
         return Result(claim, pair.text, str(error), unit, NOT_MEASURED, pair.is_ours)
@@ -362,14 +313,14 @@ def _judge_pair(claim: str, pair: Pair, items: dict[str, Items], *, what: str, u
 def _interval(first: Items, second: Items, *, what: str) -> Interval:
     """Over the seeds that both have, where they are three; else over what every run has.
 
-    Pairs share seed and piece. Of a seed that several pieces have the mean counts, once: it started
+    Pairs share seed and part. Of a seed that several parts have the mean counts, once: it started
     from the same weights and saw the same batches in each.
     """
     pairs = sorted(first.keys() & second.keys())
     if not pairs:
         raise UsageError("no seed was measured of both, side by side")
     seeds = sorted({pair.seed for pair in pairs})
-    pieces = {pair.piece for pair in pairs}
+    parts = {pair.part for pair in pairs}
     if len(seeds) >= 3:
 
         def by_seed(items: Items) -> list[float]:
@@ -379,7 +330,7 @@ def _interval(first: Items, second: Items, *, what: str) -> Interval:
             ]
 
         interval = over_seeds(by_seed(first), by_seed(second))
-        within = f" within {len(pieces)} pieces" if len(pieces) > 1 else ""
+        within = f" within {len(parts)} parts" if len(parts) > 1 else ""
         return dataclasses.replace(interval, basis=interval.basis + within)
     words = f"{len(pairs)} seeds" if len(seeds) == len(pairs) else f"{len(pairs)} runs side by side"
     return hull([over_items(first[pair], second[pair], what=what) for pair in pairs], of=words)

@@ -17,7 +17,7 @@ from ssmax_lab.train.run_config import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
-"""Text by which two tokenizers are told apart."""
+"""Text that distinguishes two tokenizers."""
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
@@ -59,7 +59,7 @@ def hf_measurement(
 ) -> Measurement:
     """A model from a folder or the Hub, with an adapter's s where one is given.
 
-    Its results are told apart by `name`; `tokenizer` is a name or a path, `data` a folder that was
+    `name` is what records call it; `tokenizer` is a name or a path, `data` a folder that was
     prepared with it.
     """
     here = select_device(device)
@@ -92,7 +92,7 @@ def hf_measurement(
         device=here,
         usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),
         first=first,
-        model=config_hash({"weights": weights, "model": _itself(model.config)}),
+        model_hash=config_hash({"weights": weights, "model": _itself(model.config)}),
     )
     measured.check(
         tokenizer, otherwise=", or give the file that they were made with as --tokenizer"

@@ -1,26 +1,33 @@
-"""What a job does. Each leaves its result on disk, and goes on where it was stopped."""
+"""What a job does. Each leaves its result on disk, and resumes where it was stopped."""
 
-import functools
+import itertools
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ssmax._progress import log_progress
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.records import RUN_CONFIG
-from ssmax_lab.report.findings import RESULTS, RUNS, SAME_THETA_LOSS
-from ssmax_lab.study.measurement import Measurement
+from ssmax_lab.records import (
+    POSITION_LOSS,
+    RESULTS,
+    RUN_CONFIG,
+    SAME_THETA_LOSS,
+    finetuned_folder,
+    pretrained_folder,
+)
+from ssmax_lab.study.measurement import Measurement, OnProgress
 from ssmax_lab.study.plan import Job
-from ssmax_lab.study.presets import NOT_TRAINED, REPLACED, Replacement, Study
+from ssmax_lab.study.presets import Study
 from ssmax_lab.train import configured, finetune, init_distributed, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
 from ssmax_lab.train.loop import Outcome
 
 logger = logging.getLogger(__name__)
-_count = functools.partial(log_progress, logger)
 
 
 class Stopped(Exception):
@@ -40,7 +47,7 @@ def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: _count("part", at.done_tasks, at.total_tasks),
+        on_progress=lambda at: log_progress(logger, "part", at.done_tasks, at.total_tasks),
     )
 
 
@@ -49,12 +56,12 @@ def _pretrain(study: Study, folder: Path, job: Job, *, data: Path, device: str |
     config = configured(study.pretraining, job.configuration).with_overrides(
         {"data.folder": str(data), "run.seed": job.seed, "data.seed": job.seed}
     )
-    runs = folder / RUNS
-    run, softmax = runs / job.run, runs / f"a-{job.seed}"
+    run = pretrained_folder(folder, job.run)
     resume = _is_begun(run)
     with init_distributed(device) as ranks:
         if job.configuration == "f" and not resume:
-            # (f) is (a) until its switch: where (a) was trained, (f) goes on from there.
+            # (f) is (a) until its switch: where (a) was trained, (f) resumes from there.
+            softmax = pretrained_folder(folder, f"a-{job.seed}")
             resume = ranks.on_rank0(lambda: branch(softmax, _switch_step(study), run))
         kept = _kept_step(study, job)
         _check(pretrain(config, run, ranks=ranks, resume=resume, keep_step=kept))
@@ -70,31 +77,28 @@ def _kept_step(study: Study, job: Job) -> int | None:
 
 
 def tidy(study: Study, folder: Path, job: Job) -> None:
-    """Once a training is done its model is all that others need, but for (f), which begins in (a).
+    """Drop checkpoints: of a done training others need the model alone, but for (f), begun in (a).
 
     Three seeds of a small study's checkpoints would take 60 GB.
     """
-    runs = folder / RUNS
     if job.kind == "finetune":
-        drop_checkpoints(runs / f"{job.run}-qa")
+        drop_checkpoints(finetuned_folder(folder, job.run))
     elif job.kind == "pretrain":
-        drop_checkpoints(runs / job.run, keep_step=_kept_step(study, job))
+        drop_checkpoints(pretrained_folder(folder, job.run), keep_step=_kept_step(study, job))
         if job.configuration == "f":
-            drop_checkpoints(runs / f"a-{job.seed}")
+            drop_checkpoints(pretrained_folder(folder, f"a-{job.seed}"))
 
 
 def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    runs = folder / RUNS
-    base = runs / (f"a-{job.seed}" if job.configuration == "e" else job.run)
-    run = runs / f"{job.run}-qa"
-    resume = _is_begun(run)
+    run = finetuned_folder(folder, job.run)
+    resume, one = _is_begun(run), CONFIGURATIONS[job.configuration]
     with init_distributed(device) as ranks:
         outcome = finetune(
-            base,
+            pretrained_folder(folder, job.of_pretrained),
             run,
             ranks=ranks,
             questions=study.questions,
-            rule="ssmax" if job.configuration == "e" and not resume else None,
+            rule=one.rule if one.base and not resume else None,
             overrides={} if resume else dict(study.finetuning),
             resume=resume,
         )
@@ -102,72 +106,108 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 
 
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    is_pretrained = job.kind == "loss"
-    # (e) is fine-tuned under its own rule; the others replace that of a fine-tuned model too.
-    is_replaced = job.configuration in (REPLACED if is_pretrained else NOT_TRAINED)
-    replacement = REPLACED[job.configuration] if is_replaced else None
-    name = f"{replacement.base}-{job.seed}" if replacement else job.run
+    one, is_pretrained = CONFIGURATIONS[job.configuration], job.kind == "loss"
+    if is_pretrained:
+        run = pretrained_folder(folder, job.of_pretrained)
+    else:
+        run = finetuned_folder(folder, job.of_finetuned)
+    # What is fine-tuned under its own rule needs no other one.
+    is_replaced = bool(one.base) and (is_pretrained or not one.is_finetuned)
+    s_of: dict[str, float | Literal["kept"] | None] = {
+        "initial": None,
+        "base": "kept",
+        "constant": study.test_constant,
+    }
 
     def measurement(theta: float) -> Measurement:
         return Measurement.of_run(
-            folder / RUNS / (name if is_pretrained else f"{name}-qa"),
+            run,
             data=data,
             theta=theta,
-            rule=replacement.rule if replacement else None,
-            s=_s_of(study, replacement),
+            rule=one.rule if is_replaced else None,
+            s=s_of[one.s] if is_replaced else None,
             results=folder / RESULTS / job.run,
             device=device,
         )
 
     here = measurement(study.theta)
     if is_pretrained:
-        here.fading(length=study.loss_length, documents=study.fading_documents)
-        _measure_loss(study, here)
-        _measure_loss(study, measurement(study.pretraining.model.theta), file=SAME_THETA_LOSS)
+        unchanged = measurement(study.pretraining.model.theta)
+        _measure_losses(study, {POSITION_LOSS: here, SAME_THETA_LOSS: unchanged})
     else:
-        _measure_needle(study, here, job.seed)
+        _measure_needles(study, here, job.seed)
 
 
-def _s_of(study: Study, replacement: Replacement | None) -> float | Literal["kept"] | None:
-    if replacement is None or replacement.s == "first":
-        return None
-    return study.test_constant if replacement.s == "constant" else "kept"
+class Count:
+    """Says how much of a job's measuring is done, in tokens that are read."""
+
+    def __init__(self, **parts: Sequence[int]) -> None:
+        """Take the tokens of every item of every part, in the order in which they are read."""
+        self.ends: dict[str, list[int]] = {}
+        self.total = 0
+        for name, tokens in parts.items():
+            self.ends[name] = [self.total + end for end in itertools.accumulate(tokens)]
+            self.total += sum(tokens)
+
+    def part(self, name: str) -> OnProgress:
+        """Count the items of a part; there may be fewer of them than were asked for."""
+        ends = self.ends[name]
+
+        def count(what: str, done: int, total: int) -> None:
+            log_progress(logger, "token", ends[len(ends) * done // total - 1], self.total)
+
+        return count
 
 
-def _measure_loss(study: Study, here: Measurement, **where: str) -> None:
-    here.position_loss(
+def _measure_losses(study: Study, by_file: Mapping[str, Measurement]) -> None:
+    documents = {file: [study.loss_length] * study.loss_documents for file in by_file}
+    count = Count(sharpness=[study.loss_length] * study.sharpness_documents, **documents)
+    by_file[POSITION_LOSS].sharpness(
         length=study.loss_length,
-        documents=study.loss_documents,
-        batch=study.batch if here.device.type == "cuda" else 1,
-        on_progress=_count,
-        **where,
+        documents=study.sharpness_documents,
+        on_progress=count.part("sharpness"),
     )
+    for file, here in by_file.items():
+        here.position_loss(
+            length=study.loss_length,
+            documents=study.loss_documents,
+            batch=study.batch if here.device.type == "cuda" else 1,
+            file=file,
+            on_progress=count.part(file),
+        )
 
 
-def _measure_needle(study: Study, here: Measurement, seed: int) -> None:
+def _measure_needles(study: Study, here: Measurement, seed: int) -> None:
     city, number = PAPERS_NEEDLE
-    scores: dict[str, Any] = {
-        "length": study.score_length,
-        "digits": study.digits,
-        "seed": seed,
-        "batch": study.batch,
-        "on_progress": _count,
-    }
+    options = {"digits": study.digits, "seed": seed, "batch": study.batch}
+    # A prompt is read for its weights, and for its answer.
+    score, depths = 2 * study.score_length, study.needle_depths
+    count = Count(
+        papers=[score] * study.papers_needle_trials,
+        scores=[score] * study.score_trials,
+        cells=[n * study.needle_trials for n in study.needle_lengths for _ in range(depths)],
+    )
     here.needle_scores(
+        length=study.score_length,
         trials=study.papers_needle_trials,
         depth=0.5,
         needle=Needle(city=city, number=number[: study.digits]),
-        **scores,
+        on_progress=count.part("papers"),
+        **options,
     )
-    here.needle_scores(trials=study.score_trials, depth=None, **scores)
+    here.needle_scores(
+        length=study.score_length,
+        trials=study.score_trials,
+        depth=None,
+        on_progress=count.part("scores"),
+        **options,
+    )
     here.needle(
         lengths=study.needle_lengths,
-        depths=np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist(),
+        depths=np.linspace(0.0, 1.0, depths).round(4).tolist(),
         trials=study.needle_trials,
-        digits=study.digits,
-        batch=study.batch,
-        seed=seed,
-        on_progress=_count,
+        on_progress=count.part("cells"),
+        **options,
     )
 
 

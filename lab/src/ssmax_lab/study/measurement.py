@@ -1,5 +1,6 @@
 """A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,30 +22,28 @@ from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.eval import (
     EvalModel,
-    measure_fading,
     measure_needle_scores,
     measure_position_loss,
     measure_retrieval,
+    measure_sharpness,
 )
 from ssmax_lab.model import LM
 from ssmax_lab.records import (
-    Fading,
-    NeedleScore,
-    NeedleTrial,
-    PositionLoss,
-    Provenance,
-    config_hash,
-    read_jsonl,
-    to_json_line,
-)
-from ssmax_lab.report.findings import (
-    FADING,
     NEEDLE,
     NEEDLE_SCORE,
     PAPERS_NEEDLE_SCORE,
     POSITION_LOSS,
+    RECORD_TYPES,
+    SHARPNESS,
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    Sharpness,
+    config_hash,
+    read_jsonl,
+    to_jsonl,
 )
-from ssmax_lab.report.side_by_side import FILES
 from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax_lab.train.run_config import text_of_run, with_name
 
@@ -61,7 +60,7 @@ class Measurement:
 
     def __init__(
         self,
-        subject: EvalModel,
+        model: EvalModel,
         tokenizer: Tokenizer,
         *,
         run: str,
@@ -72,14 +71,15 @@ class Measurement:
         usual_length: int,
         is_narrow: bool = False,
         first: int | None = None,
-        model: str = "",
+        model_hash: str,
     ) -> None:
-        self.subject = subject
+        self.model = model
         self.tokenizer = tokenizer
         self.run = run
+        """What the model is called in records."""
         self.identity = identity
-        """All that makes the model what it is, for the provenance of its numbers."""
-        self.shards: ShardSet = ShardSet.open(data)
+        """All that decides what comes out, but for the measurement's own options and the text."""
+        self.shards = ShardSet.open(data)
         """The text."""
         self.results = results
         self.device = device
@@ -87,8 +87,8 @@ class Measurement:
         """Contexts of needles are multiples of it, where nothing else is asked for."""
         self._is_narrow = is_narrow
         self._first = first
-        self.model = model
-        """A hash of the model itself, where its name may come to be another's."""
+        self.model_hash = model_hash
+        """Tells models apart whose names are the same."""
 
     @classmethod
     def of_run(
@@ -102,7 +102,7 @@ class Measurement:
         results: Path,
         device: str | None,
     ) -> "Measurement":
-        """A run's model, under another rule or theta where one is given.
+        """Load a run's model, under another rule or theta where one is given.
 
         Under another rule s begins anew, unless it is given or to be kept.
         """
@@ -134,7 +134,7 @@ class Measurement:
             device=here,
             usual_length=config.model.train_length,
             is_narrow=here.type == "cuda" and config.run.precision == "bfloat16",
-            model=config_hash({"weights": weights}),
+            model_hash=config_hash({"weights": weights}),
         )
         file = folder / TOKENIZER
         measured.check(str(file) if file.is_file() else config.data.tokenizer)
@@ -153,11 +153,11 @@ class Measurement:
                 f"ssmax-lab data prepare SOURCE OUT --tokenizer {tokenizer}" + otherwise
             )
         shards.verify_small()
-        for file, kind in FILES.items():
+        for file, kind in RECORD_TYPES.items():
             path = self.results / file
             records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
             known = {one.provenance.model for one in records if one.run == self.run}
-            if known - {"", self.model}:
+            if known - {"", self.model_hash}:
                 raise UsageError(
                     f"{path} has numbers of another model that is called {self.run!r}, or of "
                     "other weights; give --results another folder, or the model's folder another "
@@ -172,7 +172,7 @@ class Measurement:
             config=config,
             device=str(self.device),
             seed=int(options.get("seed", 0)),
-            model=self.model,
+            model=self.model_hash,
         )
 
     def precision(self) -> AbstractContextManager[Any]:
@@ -186,10 +186,6 @@ class Measurement:
             rows[:, 0] = self._first
         return rows
 
-    def text(self) -> np.ndarray:
-        """The haystack."""
-        return haystack_text(self.shards)
-
     def position_loss(
         self,
         *,
@@ -199,19 +195,36 @@ class Measurement:
         file: str = POSITION_LOSS,
         on_progress: OnProgress = silent,
     ) -> PositionLoss:
-        """Figure 5's numbers."""
+        """Measure figure 5's numbers."""
         rows = self.rows(length, documents)
         with self.precision():
             record = measure_position_loss(
-                self.subject,
+                self.model,
                 rows,
                 run=self.run,
                 provenance=self.provenance(length=length, documents=documents),
                 batch=batch,
                 device=self.device,
-                on_document=lambda done, total: on_progress("document", done, total),
+                on_document=functools.partial(on_progress, "document"),
             )
         self._write(file, [record])
+        return record
+
+    def sharpness(
+        self, *, length: int, documents: int, on_progress: OnProgress = silent
+    ) -> Sharpness:
+        """Measure figure 1 in a model."""
+        rows = self.rows(length, documents)
+        with self.precision():
+            record = measure_sharpness(
+                self.model,
+                rows,
+                run=self.run,
+                provenance=self.provenance(length=length, documents=documents),
+                device=self.device,
+                on_document=functools.partial(on_progress, "document"),
+            )
+        self._write(SHARPNESS, [record])
         return record
 
     def needle(
@@ -225,25 +238,24 @@ class Measurement:
         seed: int,
         on_progress: OnProgress = silent,
     ) -> list[NeedleTrial]:
-        """Figure 6's numbers; a grid that was stopped goes on."""
+        """Measure figure 6's numbers; a grid that was stopped resumes."""
+        # Other lengths go into the same grid, other depths would change what is a mean.
+        provenance = self.provenance(seed=seed, digits=digits, trials=trials, depths=list(depths))
         with self.precision():
             return measure_retrieval(
-                self.subject,
+                self.model,
                 self.tokenizer,
-                self.text(),
+                haystack_text(self.shards),
                 run=self.run,
                 lengths=lengths,
                 depths=depths,
                 trials=trials,
                 seed=seed,
                 out=self.results / NEEDLE,
-                # Other lengths go into the same grid, other depths would change what is a mean.
-                provenance=self.provenance(
-                    seed=seed, digits=digits, trials=trials, depths=list(depths)
-                ),
+                provenance=provenance,
                 batch=batch,
                 digits=digits,
-                on_cell=lambda done, total: on_progress("cell", done, total),
+                on_cell=functools.partial(on_progress, "cell"),
             )
 
     def needle_scores(
@@ -258,12 +270,12 @@ class Measurement:
         batch: int = 1,
         on_progress: OnProgress = silent,
     ) -> list[NeedleScore]:
-        """Figure 8's numbers, or figure 7's where all trials hide one needle."""
+        """Measure figure 8's numbers, or figure 7's where all trials hide one needle."""
         with self.precision():
             scores = measure_needle_scores(
-                self.subject,
+                self.model,
                 self.tokenizer,
-                self.text(),
+                haystack_text(self.shards),
                 run=self.run,
                 length=length,
                 trials=trials,
@@ -274,25 +286,10 @@ class Measurement:
                 needle=needle,
                 batch=batch,
                 device=self.device,
-                on_trial=lambda done, total: on_progress("trial", done, total),
+                on_trial=functools.partial(on_progress, "trial"),
             )
         self._write(NEEDLE_SCORE if needle is None else PAPERS_NEEDLE_SCORE, scores)
         return scores
-
-    def fading(self, *, length: int, documents: int, on_progress: OnProgress = silent) -> Fading:
-        """Figure 1 in the wild."""
-        rows = self.rows(length, documents)
-        with self.precision():
-            record = measure_fading(
-                self.subject,
-                rows,
-                run=self.run,
-                provenance=self.provenance(length=length, documents=documents),
-                device=self.device,
-                on_document=lambda done, total: on_progress("document", done, total),
-            )
-        self._write(FADING, [record])
-        return record
 
     def _write(self, name: str, records: Sequence[Any]) -> None:
         """Records take the place of those of the same measurement; others stay."""
@@ -303,7 +300,7 @@ class Measurement:
             old = read_jsonl(path, type(records[0])) if path.exists() else []
             mine = set(map(_measured, records))
             kept = [one for one in old if _measured(one) not in mine]
-            write_whole(path, "".join(map(to_json_line, [*kept, *records])))
+            write_whole(path, to_jsonl([*kept, *records]))
 
 
 @torch.no_grad()

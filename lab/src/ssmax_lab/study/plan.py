@@ -9,18 +9,17 @@ from typing import Literal, get_args
 
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
+from ssmax_lab.configurations import CONFIGURATIONS, PROBE
 from ssmax_lab.model.config import nearest
-from ssmax_lab.records import METRICS, RUN_CONFIG, read_metrics
-from ssmax_lab.report.findings import DONE, RUNS
-from ssmax_lab.study.presets import (
-    CONFIGURATIONS,
-    MEASURED,
-    NOT_TRAINED,
-    REPLACED,
-    TRAINED,
-    Study,
+from ssmax_lab.records import (
+    DONE,
+    METRICS,
+    RUN_CONFIG,
+    finetuned_folder,
+    pretrained_folder,
+    read_metrics,
 )
-from ssmax_lab.train import configured
+from ssmax_lab.study.presets import Study
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -59,9 +58,21 @@ class Job:
         return f"{self.configuration}-{self.seed}"
 
     @property
-    def goes_on(self) -> bool:
-        """Stopped, it goes on where it was; otherwise it begins again."""
+    def is_resumable(self) -> bool:
+        """Whether it resumes where it was stopped; otherwise it begins again."""
         return self.kind != "loss"
+
+    @property
+    def of_pretrained(self) -> str:
+        """The run whose pretrained model it works with."""
+        base = CONFIGURATIONS[self.configuration].base or self.configuration
+        return f"{base}-{self.seed}"
+
+    @property
+    def of_finetuned(self) -> str:
+        """The run whose fine-tuned model it works with."""
+        is_own = CONFIGURATIONS[self.configuration].is_finetuned
+        return self.run if is_own else self.of_pretrained
 
 
 def plan(
@@ -72,14 +83,14 @@ def plan(
     first_seed: int = 0,
     figures: Sequence[int] | None = None,
 ) -> list[Job]:
-    """The jobs in an order in which they can be done.
+    """List the jobs in an order in which they can be done.
 
     A run is trained and measured, then the next: whoever is interrupted has whole results.
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
     """
     if first_seed < 0:
         raise UsageError(f"first_seed must be at least 0, got {first_seed}")
-    chosen = list(configurations) if configurations else list(CONFIGURATIONS)
+    chosen = list(configurations or CONFIGURATIONS)
     for name in chosen:
         if name not in CONFIGURATIONS:
             raise UsageError(
@@ -88,7 +99,7 @@ def plan(
     if seeds is not None and seeds < 1:
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     count = {name: study.seeds[name] if seeds is None else seeds for name in chosen}
-    wanted = _wanted_kinds(figures)
+    kinds = set(KINDS[1:]) if figures is None else set().union(*(_KINDS[one] for one in figures))
     by_name: dict[str, Job] = {}
 
     def add(kind: Kind, name: str = "", seed: int = 0) -> str:
@@ -97,29 +108,30 @@ def plan(
         return job.name
 
     def needs(kind: Kind, name: str, seed: int) -> Iterable[str]:
-        base = REPLACED[name].base if name in REPLACED else name
+        if kind == "data":
+            return
+        one = CONFIGURATIONS[name]
         if kind == "pretrain":
             yield add("data")
-            # (f) is (a) until its switch.
-            if name == "f" and seed - first_seed < count.get("a", 0):
+            # It is (a) until its last steps.
+            if one.applied == "last steps" and seed - first_seed < count.get("a", 0):
                 yield add("pretrain", "a", seed)
-        elif kind in ("finetune", "loss"):
-            yield add("pretrain", base, seed)
         elif kind == "needle":
-            yield add("finetune", base if name in NOT_TRAINED else name, seed)
+            yield add("finetune", name if one.is_finetuned else one.base, seed)
+        else:
+            yield add("pretrain", one.base or name, seed)
 
-    rounds = range(max(count.values(), default=0))
-    for number in rounds:
+    for number in range(max(count.values(), default=0)):
         for name in chosen:
             if number < count[name]:
-                for kind in sorted(wanted):
+                for kind in sorted(kinds):
                     if _applies(kind, name, figures):
                         add(kind, name, first_seed + number)
     return list(by_name.values())
 
 
 def read_figures(texts: Sequence[str]) -> list[int] | None:
-    """`["figure5", "C6"]` as numbers; None for all of them."""
+    """Read `["figure5", "C6"]` as numbers; None for all of them."""
     figures = []
     for text in texts:
         match = re.fullmatch(r"(?:figure|fig|c)?[ -]?([1-8])", text.strip().lower())
@@ -129,29 +141,23 @@ def read_figures(texts: Sequence[str]) -> list[int] | None:
     return sorted(set(figures)) or None
 
 
-def _wanted_kinds(figures: Sequence[int] | None) -> set[Kind]:
-    if figures is None:
-        return {"pretrain", "finetune", "loss", "needle"}
-    return set().union(*(_KINDS[figure] for figure in figures))
-
-
 def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
+    one = CONFIGURATIONS[name]
     if kind == "pretrain":
         # Alone, figure 2 needs the probe and figure 4 all the others.
-        is_probes_turn = figures is None or 2 in figures
-        is_others_turn = figures is None or 4 in figures
-        return name in TRAINED and (is_probes_turn if name == "probe" else is_others_turn)
-    return name in MEASURED and not (kind == "finetune" and name in NOT_TRAINED)
+        figure = 2 if name == PROBE else 4
+        return one.is_pretrained and (figures is None or figure in figures)
+    return name != PROBE and (one.is_finetuned or kind != "finetune")
 
 
 def mark_done(folder: Path, job: Job, seconds: float) -> None:
-    """From now on the job is not done again."""
+    """Mark a job as done, so that it is not done again."""
     (folder / DONE).mkdir(parents=True, exist_ok=True)
     write_whole(folder / DONE / f"{job.name}.json", json.dumps({"seconds": round(seconds, 1)}))
 
 
 def seconds_taken(folder: Path, job: Job) -> float | None:
-    """What a job that is done took; None where it is not."""
+    """Read what a job took; None where it is not."""
     try:
         return float(json.loads((folder / DONE / f"{job.name}.json").read_text())["seconds"])
     except FileNotFoundError:
@@ -159,35 +165,34 @@ def seconds_taken(folder: Path, job: Job) -> float | None:
 
 
 def share_done(study: Study, folder: Path, job: Job) -> float:
-    """Of the steps of a training that was begun and is not done, those behind it."""
-    run = folder / RUNS / (f"{job.run}-qa" if job.kind == "finetune" else job.run)
-    if job.kind not in ("pretrain", "finetune") or not (run / METRICS).is_file():
+    """Compute the share of a training's steps that is done, where it was begun."""
+    locate = {"pretrain": pretrained_folder, "finetune": finetuned_folder}.get(job.kind)
+    if locate is None:
         return 0.0
+    run = locate(folder, job.run)
     try:
         steps = json.loads((run / RUN_CONFIG).read_text())["run"]["steps"]
-        done = (
-            max((line["step"] for line in read_metrics(run / METRICS, "step")), default=0) / steps
-        )
+        lines = read_metrics(run / METRICS, "step")
     except (OSError, ValueError, KeyError):
-        # It is told when the job goes on.
+        # It has not begun, or why it cannot resume is told when it is run.
         return 0.0
-    begin = begins_at(study, job)
+    begin, done = begins_at(study, job), max((line["step"] for line in lines), default=0) / steps
     return min(1.0, max(0.0, done - begin) / (1.0 - begin))
 
 
 def expected_seconds(study: Study, job: Job) -> float:
-    """What a job takes, as the preset was measured."""
+    """Estimate what a job takes, as the preset was measured."""
     return (1.0 - begins_at(study, job)) * study.seconds[job.kind]
 
 
 def begins_at(study: Study, job: Job) -> float:
-    """The share of its steps that a job finds done: (f) goes on where (a) was at its switch."""
-    goes_on = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
-    return 1.0 - configured(study.pretraining, "f").switch.last_fraction if goes_on else 0.0
+    """Compute the share of its steps that a job finds done: (f) resumes (a) at its switch."""
+    is_resumed = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
+    return 1.0 - study.pretraining.switch.last_fraction if is_resumed else 0.0
 
 
 def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone: bool) -> bool:
-    """Whether what it needs is done, and the machine is not filled."""
+    """Say whether what it needs is done, and the machine is not filled."""
     is_filled = trains_alone and any(other.kind == "pretrain" for other in running)
     return done.issuperset(job.needs) and not (is_filled and job.kind == "pretrain")
 
@@ -200,7 +205,7 @@ def makespan(
     done: Mapping[str, float] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Seconds until these jobs are done; what they need besides is.
+    """Estimate the seconds until these jobs are done; what they need besides is.
 
     Of those that are being done, `done` has the share that is. `seconds` has what is left of each
     job; by default that is what the preset was measured with.

@@ -3,50 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from ssmax.errors import UsageError
-from ssmax_lab.report.reach import carries_to
+from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.questions import digits_taught
 from ssmax_lab.train.recipes import DEFAULT_TEXT, PRETRAINING
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Replacement:
-    """A trained configuration whose rule is replaced when it is measured; nothing is retrained."""
-
-    rule: str
-    base: str = "a"
-    s: Literal["first", "kept", "constant"] = "first"
-    """The rule's first value, what the base has (1 where it learns none), or `test_constant`."""
-
-
-FAMILY = ("entropy_invariant", "qwen_logn", "llama4", "yarn", "constant")
-"""What takes the place of softmax in (a), and in (a) fine-tuned, when these are measured: rules of
-n that others use, and their control, which knows nothing of n."""
-HELD = {"b_held": "b", "c_held": "c"}
-"""Configurations with n held at the training length when they are measured: is it the growth of
-their factor beyond it that helps?"""
-REPLACED = {
-    "e": Replacement(rule="ssmax"),
-    **{name: Replacement(rule=name) for name in FAMILY},
-    "constant": Replacement(rule="temperature", s="constant"),
-    **{name: Replacement(rule="ssmax_held", base=base, s="kept") for name, base in HELD.items()},
-}
-"""Configurations that are another, its rule replaced after pretraining."""
-NOT_TRAINED = (*FAMILY, *HELD)
-"""Those of which nothing at all is trained; (e) is fine-tuned under its own rule."""
-MEAN_LOG = "mean_log"
-"""The control of (c): trained with a constant that is the mean of its factor."""
-RIVALS = ("sqrt_log", "polylog")
-"""Other functions of n to train with."""
-TRAINED = ("a", "b", "temperature", "c", "d", "f", MEAN_LOG, *RIVALS, "probe")
-"""Those that are pretrained."""
-MEASURED = ("a", "b", "c", "d", "e", "f", "temperature", MEAN_LOG, *RIVALS, *NOT_TRAINED)
-"""The paper's configurations, the control that has s but no log n, and the rest of the family."""
-CONFIGURATIONS = (*MEASURED, "probe")
-_NO_FAMILY = dict.fromkeys((MEAN_LOG, *RIVALS, *NOT_TRAINED), 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,16 +38,9 @@ class Study:
     loss_documents: int
     needle_lengths: tuple[int, ...]
     """Context sizes of the grid."""
-    needle_depths: int
-    needle_trials: int
-    """Of a cell."""
     digits: int
     score_length: int
     """Context size of the needle scores."""
-    score_trials: int
-    papers_needle_trials: int
-    """Haystacks for the paper's own needle, at half the depth."""
-    fading_documents: int
     batch: int
     """Prompts or documents at a time."""
     seconds: Mapping[str, float]
@@ -94,6 +51,13 @@ class Study:
     """One job a core and one thread a job, rather than one job with all of the machine."""
     trains_alone: bool = False
     """One pretraining fills the machine: beside it are fine-tuning and measurements, at most."""
+    needle_depths: int = 11
+    needle_trials: int = 10
+    """Of a cell."""
+    score_trials: int = 100
+    papers_needle_trials: int = 10
+    """Haystacks for the paper's own needle, at half the depth."""
+    sharpness_documents: int = 8
 
     def __post_init__(self) -> None:
         longest = min(self.loss_length, max(self.needle_lengths))
@@ -121,24 +85,19 @@ class Study:
 
     @property
     def test_constant(self) -> float:
-        """YaRN's temperature for positions stretched as far as the test's theta carries them.
+        """YaRN's temperature for positions stretched to the RoPE limit of the test's theta.
 
         (0.1 log stretch + 1)^2, one number for the whole context: nothing about it is our choice.
         """
         model = self.pretraining.model
-        carried = carries_to(
-            self.train_length,
-            pairs=model.rotary // 2,
-            theta=model.theta,
-            factor=self.theta_factor,
-        )
+        limit = rope_limit_of(self.train_length, model.theta, model.rotary, self.theta_factor)
         # Where nothing bounds positions, as far as anything is measured.
-        stretch = min(carried, self.loss_length) / self.train_length
+        stretch = min(limit, self.loss_length) / self.train_length
         return (0.1 * math.log(stretch) + 1.0) ** 2
 
-    def with_settings(self, changes: Mapping[str, Any]) -> "Study":
+    def with_settings(self, overrides: Mapping[str, Any]) -> "Study":
         """With other settings of pretraining, planned by the tokens that it then sees."""
-        changed = self.pretraining.with_overrides(changes)
+        changed = self.pretraining.with_overrides(overrides)
         tokens, before = (
             one.run.steps * one.run.batch_size * one.model.train_length
             for one in (changed, self.pretraining)
@@ -156,20 +115,26 @@ class Study:
         return dataclasses.asdict(self)
 
 
+def _of_preset(name: str) -> dict[str, Any]:
+    """What a preset shares with the training recipe of its name, and with the table."""
+    source, tokenizer = DEFAULT_TEXT[name]
+    return {
+        "preset": name,
+        "pretraining": PRETRAINING[name](),
+        "source": source,
+        "tokenizer": tokenizer,
+        "seeds": {key: one.seeds.get(name, 0) for key, one in CONFIGURATIONS.items()},
+    }
+
+
 def quick() -> Study:
     """Two idle CPU cores, text that every Python carries, at most 20 minutes."""
-    source, tokenizer = DEFAULT_TEXT["quick"]
     length = PRETRAINING["quick"]().model.train_length
     return Study(
-        preset="quick",
-        pretraining=PRETRAINING["quick"](),
-        source=source,
-        tokenizer=tokenizer,
+        **_of_preset("quick"),
         validation_fraction=0.05,
         questions="hidden",
         finetuning={},
-        seeds={"a": 2, "b": 2, "temperature": 2, "c": 1, "d": 1, "e": 1, "f": 1, "probe": 1}
-        | _NO_FAMILY,
         # Of 1, 4, 16 and 50 the factor with the least loss over four training lengths, for every
         # rule that was tried; the paper's 50 is for its own widths and lengths.
         theta_factor=16.0,
@@ -178,13 +143,8 @@ def quick() -> Study:
         needle_lengths=tuple(
             round(length * f) for f in (0.625, 0.75, 0.875, 1, 1.5, 2, 3, 4, 6, 8)
         ),
-        needle_depths=11,
-        needle_trials=10,
         digits=4,
         score_length=4 * length,
-        score_trials=100,
-        papers_needle_trials=10,
-        fading_documents=8,
         batch=10,
         seconds={"data": 9, "pretrain": 76, "finetune": 96, "loss": 6, "needle": 10},
         measured_on="two idle cores of a server CPU",
@@ -199,12 +159,8 @@ def gpu() -> Study:
     digits that are tokens of their own, smaller and so more steps, and fine-tuning on numbers
     hidden in the training's text.
     """
-    source, tokenizer = DEFAULT_TEXT["gpu"]
     return Study(
-        preset="gpu",
-        pretraining=PRETRAINING["gpu"](),
-        source=source,
-        tokenizer=tokenizer,
+        **_of_preset("gpu"),
         validation_fraction=0.02,
         questions="hidden:7",
         finetuning={
@@ -214,18 +170,13 @@ def gpu() -> Study:
             "run.steps": 1500,
             "schedule.warmup_steps": 100,
         },
-        seeds=dict.fromkeys(CONFIGURATIONS, 1),
         theta_factor=50.0,
         loss_length=20_480,
         loss_documents=256,
         needle_lengths=(512, 1024, 2048, 3072, 4096, 6144, 8192, 10_240, 15_360, 20_480),
-        needle_depths=11,
         needle_trials=20,
         digits=7,
         score_length=8000,
-        score_trials=100,
-        papers_needle_trials=10,
-        fading_documents=8,
         batch=16,
         # Of three runs, two jobs side by side: pretraining at 558 k tokens/s, alone.
         seconds={"data": 60, "pretrain": 506, "finetune": 127, "loss": 37, "needle": 94},
@@ -235,68 +186,15 @@ def gpu() -> Study:
     )
 
 
-_THETAS = {"theta-1k": {"model.theta": 1_000.0}, "theta-100k": {"model.theta": 100_000.0}}
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "quick": {
-        **_THETAS,
-        "half-rotary": {"model.rotary_dim": 8},
-        "no-rotary": {"model.rotary_dim": 0},
-        "windows": {"model.window": 16, "model.full_every": 2},
-        "smaller": {
-            "model.num_layers": 2,
-            "model.num_heads": 3,
-            "model.hidden_size": 48,
-            "model.intermediate_size": 128,
-        },
-        "larger": {
-            "model.num_layers": 4,
-            "model.num_heads": 6,
-            "model.hidden_size": 96,
-            "model.intermediate_size": 256,
-        },
-    },
-    "small": {
-        **_THETAS,
-        # As many tokens a step as the preset.
-        "length-1k": {
-            "model.train_length": 1024,
-            "run.batch_size": 32,
-            "run.micro_batch": 32,
-        },
-        "half-rotary": {"model.rotary_dim": 32},
-        "no-rotary": {"model.rotary_dim": 0},
-        "windows": {"model.window": 128, "model.full_every": 2},
-        "smaller": {
-            "model.num_layers": 4,
-            "model.num_heads": 4,
-            "model.hidden_size": 256,
-            "model.intermediate_size": 688,
-        },
-        "larger": {
-            "model.num_layers": 8,
-            "model.num_heads": 8,
-            "model.hidden_size": 512,
-            "model.intermediate_size": 1376,
-        },
-    },
-}
-"""What the paper leaves open, a change each of a preset: position code, training length, windows,
-size."""
-
-
 def small() -> Study:
     """Three seeds of a smaller model on one GPU, measured at half of the paper's lengths.
 
     Its training length is half of the paper's: nothing about where it is measured is our choice.
     """
-    source, tokenizer = DEFAULT_TEXT["small"]
     large = gpu()
     return dataclasses.replace(
         large,
-        preset="small",
-        pretraining=PRETRAINING["small"](),
-        source=source,
-        tokenizer=tokenizer,
+        **_of_preset("small"),
         questions="hidden:4",
         finetuning={
             **large.finetuning,
@@ -304,7 +202,6 @@ def small() -> Study:
             "run.batch_size": 32,
             "run.micro_batch": 32,
         },
-        seeds=dict.fromkeys(MEASURED, 3) | {"probe": 1} | _NO_FAMILY,
         loss_length=large.loss_length // 2,
         loss_documents=128,
         needle_lengths=tuple(length // 2 for length in large.needle_lengths),
@@ -317,8 +214,61 @@ def small() -> Study:
     )
 
 
+def paper() -> Study:
+    """Tables 1 to 3 at the paper's size; several GPUs."""
+    return dataclasses.replace(
+        gpu(),
+        **_of_preset("paper"),
+        validation_fraction=0.005,
+        questions="invented",
+        finetuning={},
+        # 200,000 steps of 2.1 M tokens at eight times the measured 534 k tokens/s of one H200.
+        seconds={"data": 200_000, "pretrain": 98_000, "finetune": 600, "loss": 60, "needle": 300},
+        measured_on="eight H200, from the speed of one",
+    )
+
+
+PRESETS = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}
+
+
+def _variants(preset: str, **sizes: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """What the paper leaves open, a change each of a preset: position code, windows, size.
+
+    `sizes` are layers and heads; their head size is the preset's.
+    """
+    model = PRETRAINING[preset]().model
+    head = model.hidden_size // model.num_heads
+    return {
+        "theta-1k": {"model.theta": 1_000.0},
+        "theta-100k": {"model.theta": 100_000.0},
+        "half-rotary": {"model.rotary_dim": head // 2},
+        "no-rotary": {"model.rotary_dim": 0},
+        "windows": {"model.window": model.train_length // 4, "model.full_every": 2},
+        **{
+            name: {
+                "model.num_layers": layers,
+                "model.num_heads": heads,
+                "model.hidden_size": heads * head,
+                # 8/3 of it, in sixteens.
+                "model.intermediate_size": 16 * math.ceil(heads * head / 6),
+            }
+            for name, (layers, heads) in sizes.items()
+        },
+    }
+
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "quick": _variants("quick", smaller=(2, 3), larger=(4, 6)),
+    "small": {
+        **_variants("small", smaller=(4, 4), larger=(8, 8)),
+        # As many tokens a step as the preset.
+        "length-1k": {"model.train_length": 1024, "run.batch_size": 32, "run.micro_batch": 32},
+    },
+}
+
+
 def study_named(name: str) -> Study:
-    """A preset, or one of its VARIANTS, as `small:half-rotary`."""
+    """Make a preset, or one of its VARIANTS, as `small:half-rotary`."""
     preset, _, variant = name.partition(":")
     known = [*PRESETS, *(f"{base}:{varied}" for base in VARIANTS for varied in VARIANTS[base])]
     if name not in known:
@@ -327,25 +277,3 @@ def study_named(name: str) -> Study:
     if not variant:
         return study
     return dataclasses.replace(study.with_settings(VARIANTS[preset][variant]), preset=name)
-
-
-def paper() -> Study:
-    """Tables 1 to 3 at the paper's size; several GPUs."""
-    source, tokenizer = DEFAULT_TEXT["paper"]
-    return dataclasses.replace(
-        gpu(),
-        preset="paper",
-        pretraining=PRETRAINING["paper"](),
-        source=source,
-        tokenizer=tokenizer,
-        validation_fraction=0.005,
-        questions="invented",
-        finetuning={},
-        seeds=dict.fromkeys(MEASURED, 3) | {"probe": 1} | _NO_FAMILY,
-        # 200,000 steps of 2.1 M tokens at eight times the measured 534 k tokens/s of one H200.
-        seconds={"data": 200_000, "pretrain": 98_000, "finetune": 600, "loss": 60, "needle": 300},
-        measured_on="eight H200, from the speed of one",
-    )
-
-
-PRESETS = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}

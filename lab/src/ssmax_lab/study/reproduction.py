@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -12,28 +12,36 @@ from ssmax._device import check_device, select_device
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.findings import read_findings, read_study_file
 from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tasks import TRAIN
 from ssmax_lab.data.workers import cores
-from ssmax_lab.records import Comparison, Provenance, to_json_line
+from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
 from ssmax_lab.report.draw import draw
-from ssmax_lab.report.findings import PIECES, STUDY, VERDICTS, read_findings, read_study_file
 from ssmax_lab.study.claims import judge
-from ssmax_lab.study.conductor import Scheduler, StoppedBy, seconds_to_use, worker_command
-from ssmax_lab.study.pieces import QUESTIONS, check_archive, check_piece, identity, pack
+from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
 from ssmax_lab.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
 from ssmax_lab.study.presets import Study
+from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.questions import is_path, question_sources
 from ssmax_lab.train.recipes import check_gpu
 
 COMPUTED = {1, 3}
 """Figures that are mathematics: nothing has to be done for them."""
+WORDS = {
+    "data": "prepare the text",
+    "pretrain": "pretrain",
+    "finetune": "fine-tune",
+    "loss": "loss by position and attention sharpness",
+    "needle": "needles: grid and scores",
+}
+"""What jobs of a kind do."""
 
 
 def is_computed(figures: Sequence[int] | None) -> bool:
-    """Whether these figures need no training."""
+    """Say whether these figures need no training."""
     return figures is not None and COMPUTED.issuperset(figures)
 
 
@@ -49,7 +57,7 @@ class Reproduced:
     page: Path | None = None
     """None where it was stopped, or nothing but a plan."""
     stopped_by: StoppedBy | None = None
-    """A signal, or the clock as `minutes` asked for; the same call goes on."""
+    """A signal, or the clock as `minutes` asked for; the same call resumes."""
 
 
 def reproduce(
@@ -66,7 +74,7 @@ def reproduce(
     workers: int | None = None,
     launcher: Sequence[str] = (),
     minutes: float | None = None,
-    piece: str = "",
+    part: str = "",
     records: Path | None = None,
     command: str = "",
     dry_run: bool = False,
@@ -74,31 +82,31 @@ def reproduce(
     """Do what is left of a study in its folder, and draw the page of what there is.
 
     Everything is measured on the validation side of the text, or on all of `test`. After
-    `minutes` what runs is saved, and the same call goes on. A `piece` of a larger study has a
+    `minutes` what runs is saved, and the same call resumes. A `part` of a larger study has a
     name, and its `records` go into an archive after every job, however it ends. `command` is what
     was typed.
     """
     jobs = plan(
-        study,
-        configurations=configurations,
-        seeds=seeds,
-        first_seed=first_seed,
-        figures=figures,
+        study, configurations=configurations, seeds=seeds, first_seed=first_seed, figures=figures
     )
     if data is not None:
-        jobs = _without_data(jobs)
+        jobs = [
+            dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
+            for job in jobs
+            if job.kind != "data"
+        ]
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise UsageError(f"workers must be at least 1, got {many}")
     if records is not None:
         check_archive(records)
         check_folder(records.parent)
-    if piece:
-        check_piece(piece)
+    if part:
+        check_part(part)
     check_folder(folder)
-    text = (data or folder / "data").resolve()
-    origin = Origin(data=str(text), test=str((test or text).resolve()), piece=piece)
-    _refuse_another(study, folder, origin)
+    text = (data or folder / TEXT).resolve()
+    origin = Origin(data=str(text), test=str((test or text).resolve()), part=part)
+    _check_same_study(study, folder, origin)
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
@@ -114,15 +122,22 @@ def reproduce(
         _check_minutes(minutes, study, left)
     if left and device is not None:
         select_device(device)
-    begun = {job.name: share for job in left if (share := share_done(study, folder, job))}
-    seconds = makespan(study, left, many, done=begun)
-    _say_plan(study, folder, jobs, left, many, seconds, minutes, origin)
+    print("\n".join(_plan_lines(study, folder, jobs, left, many, minutes, origin)))
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
         check_gpu(study.pretraining.run.recipe, device)
     make_folder(folder)
-    threads = max(1, cores() // many) if study.workers_per_core else 0
+
+    def command_of(job: Job) -> list[str]:
+        return worker_command(
+            folder,
+            job,
+            data=Path(origin.test) if job.kind in ("loss", "needle") else text,
+            device=device,
+            threads=max(1, cores() // many) if study.workers_per_core else 0,
+            launcher=launcher,
+        )
 
     def keep_records() -> None:
         if records is not None:
@@ -130,47 +145,40 @@ def reproduce(
 
     def keep_records_so_far() -> None:
         # A full disk ends nothing that runs; at the end it is told.
-        with suppress(OSError):
+        with suppress(OSError, UsageError):
             # The text may have been prepared just now.
             _write(study, folder, jobs, origin=origin)
             keep_records()
 
     with locked(folder) if left else nullcontext():
         _write(study, folder, jobs, origin=origin, command=command)
-        conductor = Scheduler(
+        scheduler = Scheduler(
             folder,
             jobs,
             study=study,
-            command=lambda job: worker_command(
-                folder,
-                job,
-                data=Path(origin.test) if job.kind in ("loss", "needle") else text,
-                device=device,
-                threads=threads,
-                launcher=launcher,
-            ),
+            command=command_of,
             workers=many,
             minutes=minutes,
-            piece=piece,
+            part=part,
             on_done=keep_records_so_far,
         )
-        stopped_by = conductor.run()
+        stopped_by = scheduler.run()
         if stopped_by is not None:
             keep_records()
-            return Reproduced(is_whole=False, failed=conductor.failed, stopped_by=stopped_by)
+            return Reproduced(is_whole=False, failed=scheduler.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)
     # They were kept after every job; where that failed, it is told when all else is there.
     keep_records()
     return Reproduced(
-        is_whole=not conductor.failed and len(conductor.is_done) == len(jobs),
-        failed=conductor.failed,
+        is_whole=not scheduler.failed and len(scheduler.is_done) == len(jobs),
+        failed=scheduler.failed,
         comparisons=comparisons,
         page=page,
     )
 
 
-def report(folder: Path) -> tuple[list[Comparison], Path]:
-    """Judge and draw what a study's folder holds."""
+def report(folder: Path, out: Path | None = None) -> tuple[list[Comparison], Path]:
+    """Judge what the folder of a study holds, and draw it there or in `out`."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
     before = {(one.claim, one.text): one for one in findings.comparisons}
@@ -180,13 +188,13 @@ def report(folder: Path) -> tuple[list[Comparison], Path]:
         for new in judge(findings, provenance)
     ]
     if judged != findings.comparisons:
-        write_whole(folder / VERDICTS, "".join(map(to_json_line, judged)))
+        write_whole(folder / VERDICTS, to_jsonl(judged))
         findings.comparisons = judged
-    return findings.comparisons, draw(findings, folder)
+    return findings.comparisons, draw(findings, out or folder)
 
 
 def _is_as_before(old: Comparison, new: Comparison) -> bool:
-    """But for the last digits, which another processor may give otherwise."""
+    """Compare all but the last digits, which another processor may give otherwise."""
     names = ("effect", "low", "high")
     pairs = [(getattr(old, name), getattr(new, name)) for name in names]
     is_near = all(
@@ -199,17 +207,17 @@ def _is_as_before(old: Comparison, new: Comparison) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What of a study its folder decides: the texts, and the piece that it is."""
+    """What of a study its folder decides: the texts, and the part that it is."""
 
     data: str
     """Prepared tokens to learn from."""
     test: str
     """Those that everything is measured on."""
-    piece: str = ""
+    part: str = ""
 
 
 def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
-    """The study of a folder and its jobs by name."""
+    """Read the study of a folder and its jobs by name."""
     values = read_study_file(folder)
     study = values["study"]
     study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
@@ -218,12 +226,12 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     return Study(**study), {job.name: job for job in jobs}
 
 
-def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
-    """A folder belongs to one study: its numbers may not come from two."""
-    if (folder / PIECES).is_dir():
+def _check_same_study(study: Study, folder: Path, origin: Origin) -> None:
+    """Refuse the folder of another study: numbers may not come from two."""
+    if (folder / PARTS).is_dir():
         raise UsageError(
-            f"{folder} holds gathered pieces, behind which new work would be hidden; give another "
-            "--out, and gather its --records into this one"
+            f"{folder} holds merged parts, behind which new work would be hidden; give another "
+            "--out, and merge its --records into this one"
         )
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
@@ -248,7 +256,7 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
                 else f"tokens in its {name} folder, {getattr(origin, name)}"
             )
             raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
-    is_prepared_here = Path(origin.data) == (folder / "data").resolve()
+    is_prepared_here = Path(origin.data) == (folder / TEXT).resolve()
     if is_prepared_here and there.get("source") != study.source:
         raise UsageError(
             f"{folder} was begun with --text {there['source']}, not {study.source}; give that, or "
@@ -261,27 +269,27 @@ def _refuse_another(study: Study, folder: Path, origin: Origin) -> None:
         )
 
 
-def _texts(origin: Origin, questions: str) -> dict[str, str]:
-    """What identifies the tokens to learn from and to measure on, and the files of questions.
+def _shards(origin: Origin) -> dict[str, ShardSet]:
+    """Open the tokens to learn from and to measure on, those that are there."""
+    found = {}
+    with suppress(UsageError):
+        found["data"] = ShardSet.open(Path(origin.data) / TRAIN)
+    with suppress(UsageError):
+        is_for_tests = origin.test != origin.data
+        side = text_to_measure(Path(origin.test), is_for_tests=is_for_tests)
+        found["test"] = ShardSet.open(side)
+    return found
 
-    Of those that are there.
-    """
-    texts, vocabularies = {}, {}
-    is_for_tests = origin.test != origin.data
-    for name, folder in (("data", Path(origin.data)), ("test", Path(origin.test))):
-        with suppress(UsageError):
-            side = (
-                folder / TRAIN
-                if name == "data"
-                else text_to_measure(folder, is_for_tests=is_for_tests)
-            )
-            shards = ShardSet.open(side)
-            texts[name], vocabularies[name] = shards.fingerprint, shards.vocabulary
-    if len({vocabulary.hash for vocabulary in vocabularies.values()}) > 1:
+
+def _texts(origin: Origin, questions: str) -> dict[str, str]:
+    """Fingerprint the tokens to learn from and to measure on, and the questions, where they are."""
+    shards = _shards(origin)
+    if len({one.vocabulary.hash for one in shards.values()}) > 1:
         raise UsageError(
-            f"{origin.test} holds tokens of {vocabularies['test'].name!r}, {origin.data} of "
-            f"{vocabularies['data'].name!r}; prepare both with one tokenizer"
+            f"{origin.test} holds tokens of {shards['test'].vocabulary.name!r}, {origin.data} of "
+            f"{shards['data'].vocabulary.name!r}; prepare both with one tokenizer"
         )
+    texts = {name: one.fingerprint for name, one in shards.items()}
     files = [Path(source) for source in question_sources(questions) if is_path(source)]
     if files and all(file.is_file() for file in files):
         digest = hashlib.sha256()
@@ -307,7 +315,7 @@ def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
 def _write(
     study: Study, folder: Path, jobs: Sequence[Job], *, origin: Origin, command: str = ""
 ) -> None:
-    """The study, with all jobs and commands that it ever had."""
+    """Write the study, with all jobs and commands that it ever had."""
     known = {job.name: job for job in jobs}
     commands = [command] if command else []
     if (folder / STUDY).exists():
@@ -324,72 +332,47 @@ def _write(
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 
 
-def _say_texts(study: Study, origin: Origin) -> None:
-    """What is learned from and measured on, and how far it reaches."""
-    needed = study.tokens_trained
-    try:
-        have = ShardSet.open(Path(origin.data) / TRAIN).num_tokens
-        words = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
-    except UsageError:
-        words = f"{study.source!r}, not prepared yet; --text takes another"
-    print(f"  {'text to learn from':28} {words}")
-    is_for_tests = origin.test != origin.data
-    with suppress(UsageError):
-        side = ShardSet.open(text_to_measure(Path(origin.test), is_for_tests=is_for_tests))
-        rows = side.num_tokens // study.loss_length
-        if rows < study.loss_documents:
-            print(
-                f"  {'text to measure on':28} about {rows} rows of {study.loss_length:,} tokens, "
-                f"not {study.loss_documents}; --test takes another"
-            )
-
-
-def _without_data(jobs: Sequence[Job]) -> list[Job]:
-    return [
-        dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
-        for job in jobs
-        if job.kind != "data"
-    ]
-
-
-def _say_plan(
+def _plan_lines(
     study: Study,
     folder: Path,
     jobs: Sequence[Job],
     left: Sequence[Job],
     workers: int,
-    seconds: float,
     minutes: float | None,
     origin: Origin,
-) -> None:
-    print(f"study {study.preset!r} in {folder}")
-    for kind, words in (
-        ("data", "prepare the text"),
-        ("pretrain", "pretrain"),
-        ("finetune", "fine-tune"),
-        ("loss", "loss by position and fading"),
-        ("needle", "needles: grid and scores"),
-    ):
-        these = [job for job in jobs if job.kind == kind]
-        if these:
-            open_ = sum(job in left for job in these)
+) -> Iterator[str]:
+    """Say what there is to do, of which text, and how long it takes."""
+    yield f"study {study.preset!r} in {folder}"
+    for kind, words in WORDS.items():
+        if these := [job for job in jobs if job.kind == kind]:
+            to_do = sum(job in left for job in these)
             runs = ", ".join(job.run for job in these if job.configuration)
-            each = f", {clock(study.seconds[kind])} each"
-            count = _counted(len(these), "job")
-            print(f"  {words:28} {count:>8}, {open_} left{each}{'  ' + runs if runs else ''}")
-    if left:
-        _say_texts(study, origin)
-        side = f", {workers} side by side" if workers > 1 else ""
-        shared = " (shared ones take several times as long)" if study.workers_per_core else ""
-        print(
-            f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
-            f"{study.measured_on}{shared}; stopped, the same command goes on"
-        )
-        if minutes is not None:
-            commands = _counted(math.ceil(seconds / 60 / minutes), "command")
-            print(f"{commands} of {minutes:g} minutes")
-    else:
-        print("all of it is done; the page is drawn again")
+            each = f"{clock(study.seconds[kind])} each  {runs}".rstrip()
+            yield f"  {words:41} {_counted(len(these), 'job'):>8}, {to_do} left, {each}"
+    if not left:
+        yield "all of it is done; the page is drawn again"
+        return
+    shards, needed = _shards(origin), study.tokens_trained
+    text = f"{study.source!r}, not prepared yet; --text takes another"
+    if "data" in shards:
+        have = shards["data"].num_tokens
+        text = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
+    yield f"  {'text to learn from':41} {text}"
+    rows = shards["test"].num_tokens // study.loss_length if "test" in shards else math.inf
+    if rows < study.loss_documents:
+        fewer = f"about {rows} rows of {study.loss_length:,} tokens, not {study.loss_documents}"
+        yield f"  {'text to measure on':41} {fewer}; --test takes another"
+    begun = {job.name: share for job in left if (share := share_done(study, folder, job))}
+    seconds = makespan(study, left, workers, done=begun)
+    side = f", {workers} side by side" if workers > 1 else ""
+    shared = " (shared ones take several times as long)" if study.workers_per_core else ""
+    yield (
+        f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
+        f"{study.measured_on}{shared}; stopped, the same command resumes"
+    )
+    if minutes is not None:
+        commands = _counted(math.ceil(seconds / 60 / minutes), "command")
+        yield f"{commands} of {minutes:g} minutes"
 
 
 def _counted(number: int, noun: str) -> str:

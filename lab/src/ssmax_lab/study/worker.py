@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _follow_parent() -> None:
-    """Stop when the conductor is gone, however it went: nobody else would."""
+    """Stop when the scheduler is gone, however it went: nobody else would."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

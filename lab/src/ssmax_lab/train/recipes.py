@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssmax.errors import UsageError
+from ssmax.nn.rules import RULES
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.model.config import LMConfig
 from ssmax_lab.train.config import (
     DataConfig,
@@ -17,35 +19,28 @@ from ssmax_lab.train.config import (
     TrainConfig,
 )
 
-CONFIGURATIONS = {
-    "a": "softmax",
-    "b": "ssmax",
-    "c": "ssmax_no_s",
-    "d": "ssmax_bias",
-    "f": "softmax",
-    "probe": "probe",
-    "temperature": "temperature",
-}
-"""Name to rule. (e) is not trained: it is (a) with its softmax replaced afterwards."""
-
 
 def configured(config: TrainConfig, name: str) -> TrainConfig:
-    """Put a run under one of the paper's configurations, or under any rule by its name."""
-    if name == "e":
+    """Lay a configuration of the study over a run, or any rule by its name."""
+    trained = {name: one for name, one in CONFIGURATIONS.items() if one.is_pretrained}
+    if name not in trained and name not in RULES:
+        if name in CONFIGURATIONS:
+            base = CONFIGURATIONS[name].base
+            raise UsageError(
+                f"configuration {name} is not trained: it is a finished run of {base}, its rule "
+                f"replaced afterwards; train {base}"
+            )
         raise UsageError(
-            "configuration e is not trained: it is a finished run of a, its softmax replaced "
-            "when it is evaluated; train a"
+            f"config must be one of {', '.join(trained)} or a rule's name, got {name!r}"
         )
-    rule = CONFIGURATIONS.get(name, name)
-    switch = dataclasses.replace(config.switch, rule="ssmax" if name == "f" else "")
-    try:
-        model = dataclasses.replace(config.model, rule=rule)
-    except UsageError:
-        raise UsageError(
-            f"config must be one of {', '.join(CONFIGURATIONS)} or a rule's name, got {name!r}"
-        ) from None
+    rule = trained[name].rule if name in trained else name
+    is_late = name in trained and trained[name].applied == "last steps"
     # The old switch may go to this very rule: both change at once.
-    return dataclasses.replace(config, model=model, switch=switch)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, rule="softmax" if is_late else rule),
+        switch=dataclasses.replace(config.switch, rule=rule if is_late else ""),
+    )
 
 
 def paper() -> TrainConfig:

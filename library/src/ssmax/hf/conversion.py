@@ -117,16 +117,16 @@ def convert(
 
     `identity` starts at s = 0, b = 1: the same logits, bit for bit, until it is trained. `paper`
     starts at s = L / log(L!) and no bias, for `train_length` L. `anneal` starts as identity and is
-    led to the paper's values by `ssmax.hf.anneal`. `clamp` learns nothing: max(1, log n / log L).
-    Of the other rules `identity` takes those that start as softmax, `paper` every one at its own
-    first values.
+    led to the paper's values by `ssmax.hf.anneal`. Of the other rules `identity` takes those that
+    start as softmax, such as `clamp`, which learns nothing; `paper` every one at its own first
+    values.
 
     `layers` are the full attention ones, `all` with windowed ones, or those of which a function of
     their name and module says True. `attention="all"` takes cross attention, encoders beside a
     decoder and towers of pictures or sound as well.
     """
     check_unconverted(model)
-    rule, train_length = check_choice(rule, init, train_length, bias)
+    rule = check_choice(rule, init, train_length, bias)
     check_layers("full" if callable(layers) else layers, attention)
     chosen = dict(attention_modules(model, layers=layers, attention=attention))
     if not chosen:
@@ -168,7 +168,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
         _start(scale, record.init)
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
-        module.add_module(ATTRIBUTE, scale.to(device_of(module), wide))
+        module.add_module(ATTRIBUTE, scale.to(module_device(module), wide))
     record.put(model)
     _split_with_the_heads(model, scales)
 
@@ -200,8 +200,7 @@ def attention_modules(
     if attention == "self":
         routed = [(name, module) for name, module in routed if _is_self(name, module)]
         # Beside a decoder, an encoder's length is not the one that grows.
-        decoders = [(name, module) for name, module in routed if _is_causal(module)]
-        routed = decoders or routed
+        routed = [each for each in routed if getattr(each[1], "is_causal", False)] or routed
     for name, module in routed:
         if (
             layers(name, module)
@@ -221,7 +220,7 @@ def count_alike(model: nn.Module, names: Iterable[str]) -> int:
 def _start(scale: SSMaxScale, init: str) -> None:
     """The first values of s and b where they are not the rule's own."""
     with torch.no_grad():
-        if scale.rule == "ssmax_bias" and init in ("identity", "anneal"):
+        if init in ("identity", "anneal") and not RULES[scale.rule].starts_as_softmax:
             scale.s.zero_()
             scale.bias.fill_(1.0)
 
@@ -442,10 +441,6 @@ def in_tower(name: str) -> bool:
     return any(tower in name for tower in _TOWERS)
 
 
-def _is_causal(module: nn.Module) -> bool:
-    return bool(getattr(module, "is_causal", False))
-
-
 def window_of(module: nn.Module) -> int | None:
     """The window or chunk that bounds what an attention layer sees; None for full attention."""
     # EXAONE 4 and its like keep the config's window on every layer; is_sliding says who uses it.
@@ -509,8 +504,8 @@ def _tensor_parallel_plan(model: nn.Module) -> dict[str, str]:
     return getattr(model, "_tp_plan", None) or {}
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Where it computes."""
+def module_device(module: nn.Module) -> torch.device:
+    """Find where a module computes."""
     for part in module.modules():
         # Offloaded weights are on no device; s and b are small and stay where they are used.
         where = getattr(getattr(part, "_hf_hook", None), "execution_device", None)

@@ -8,7 +8,7 @@ from typing import Any
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
-from ssmax.hf.conversion import Conversion, attach, device_of, refuse_misfits
+from ssmax.hf.conversion import Conversion, attach, module_device, refuse_misfits
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
 from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
@@ -133,7 +133,7 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
         raise not_loaded(folder, error) from None
     model = loaded[0] if options.get("output_loading_info") else loaded
     # There a model has shapes and no values.
-    if device_of(model).type != "meta":
+    if module_device(model).type != "meta":
         refuse_nonfinite(folder, ssmax_tensors(model))
     model.__class__ = kind
     return loaded

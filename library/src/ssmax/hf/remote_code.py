@@ -10,7 +10,7 @@ from torch import nn
 from ssmax._extras import require
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
-from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.bundle import bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.written_config import CLASS_PREFIX, MODULE, write_own_type
 from ssmax.nn.rules import OWN_RULES, RULES
@@ -22,13 +22,18 @@ AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
 """
 
 '''
-# A kernel of the same name beside the package's would clash; the reference runs anywhere.
+# In the order of their imports.
+_MODULES = (
+    "ssmax.errors", "ssmax._extras", "ssmax.ops.length", "ssmax.ops.dtypes", "ssmax.ops.visible",
+    "ssmax.ops.scale", "ssmax.ops.rope_scale.reference", "ssmax.nn.rules", "ssmax.nn.scale",
+    "ssmax.hf.written_config", "ssmax.hf.masks", "ssmax.hf.hook", "ssmax.hf.conversion",
+    "ssmax.hf.full_checkpoint", "ssmax.hf.remote_code",
+)  # fmt: skip
 _INSTEAD = {
-    Symbol("ssmax.ops.rope_scale.api", "scale_query"): Symbol(
-        "ssmax.ops.rope_scale.reference", "scale_query_reference"
-    ),
+    # A kernel of the same name beside the package's would clash; the reference runs anywhere.
+    "scale_query": "scale_query_reference",
     # The file's own configs write their type themselves.
-    Symbol("ssmax.hf.hook", "install"): Symbol("ssmax.hf.hook", "install_attention"),
+    "install": "install_attention",
 }
 
 
@@ -105,17 +110,17 @@ def save_remote_code(
 
 def source(heads: Mapping[str, str], config: str | None) -> str:
     """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
-    roots = [Symbol("ssmax.hf.full_checkpoint", "Converted")]
+    roots = ["Converted"]
     parts = []
     own_config = ""
     if config is not None:
-        roots.append(Symbol(__name__, "OwnType"))
+        roots.append("OwnType")
         parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
         own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
     for name, auto in {name: auto for auto, name in heads.items()}.items():
         parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
-    definitions = bundle(roots, _INSTEAD)
-    return f"{_HEAD}import transformers\n{definitions}\n\n" + "\n\n\n".join(parts) + "\n"
+    definitions = bundle(_MODULES, roots, _INSTEAD)
+    return f"{_HEAD}import transformers\n{definitions}\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 
 def _class(first: str, name: str, what: str, auto: str) -> str:

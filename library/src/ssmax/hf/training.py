@@ -54,9 +54,8 @@ def _must_learn(model: nn.Module) -> None:
     if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
         record = must_be_converted(model)
         raise UsageError(
-            f"the rule {record.rule!r} of this model has nothing that could learn (init="
-            f"{record.init!r}); convert it with init='identity', 'paper' or 'anneal', or let "
-            "the rest of the model learn"
+            f"the rule {record.rule!r} of this model has nothing that could learn; convert it with "
+            "rule='ssmax', or let the rest of the model learn"
         )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
     converted_modules,
-    device_of,
     in_tower,
+    module_device,
     must_be_converted,
     unwrapped,
 )
@@ -208,7 +208,7 @@ def _compare_decoding(
 def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
     config: Any = model.config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    device = device_of(model)
+    device = module_device(model)
     tokens = torch.arange(TOKENS, device=device).remainder(max(2, text.vocab_size - 1)).view(1, -1)
     inputs: dict[str, Any] = {"input_ids": tokens + 1 if text.vocab_size > TOKENS + 1 else tokens}
     if padding:

@@ -14,10 +14,11 @@ from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.rules import RULES
 from ssmax.nn.scale import ProbeTable, SSMaxScale
+from ssmax.ops import visible
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
-from ssmax.ops.visible import MaskSpec, Window, visibility, window_pair
+from ssmax.ops.visible import MaskSpec, Window, window_pair
 
 
 class SelfAttention(nn.Module):
@@ -130,9 +131,9 @@ class SelfAttention(nn.Module):
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
         if mask_spec is not None:
-            _check_sight(mask_spec, num_new, past + num_new, key_padding_mask, cu_seqlens)
+            _check_mask_spec(mask_spec, num_new, past + num_new, key_padding_mask, cu_seqlens)
         else:
-            mask_spec = visibility(
+            mask_spec = visible.mask_spec(
                 num_new,
                 past + num_new,
                 is_causal=self.is_causal,
@@ -197,12 +198,12 @@ class SelfAttention(nn.Module):
         """Normed, rotated, the query scaled."""
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
-        if self.ssmax.rule in ("ssmax", "ssmax_bias"):
-            here = self.ssmax.of_this_rank()
-            s, b = here.s, getattr(here, "bias", None)
+        rule = RULES[self.ssmax.rule]
+        if rule.affine is not None and rule.learned:
+            s, b = rule.affine(self.ssmax.of_this_rank())
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
         factor = self.ssmax(num_keys)
-        if not RULES[self.ssmax.rule].learned and factor.shape[-2] != q_BHTD.shape[1]:
+        if not rule.learned and factor.shape[-2] != q_BHTD.shape[1]:
             # Tensor parallelism has split the heads, and the rule is the same for all of them.
             factor = factor[..., :1, :]
         return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)
@@ -219,7 +220,7 @@ class SelfAttention(nn.Module):
         return x_BTC.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-def _check_sight(
+def _check_mask_spec(
     mask_spec: MaskSpec,
     num_new: int,
     num_keys: int,

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ssmax.errors import UsageError
 from ssmax.nn.rules import RULES
-from ssmax.ops import scale as rules
 from ssmax.ops.length import check_length
+from ssmax.ops.scale import check_num_keys, unchecked_ssmax_factor
 from ssmax.ops.visible import can_read_without_sync
 
 
@@ -164,12 +164,12 @@ class SSMaxScale(_KeepsFloat32):
 
         An int is the n of a single query: (heads, 1).
         """
-        rules.check_num_keys(num_keys)
+        check_num_keys(num_keys)
         if not isinstance(num_keys, Tensor):
-            if self.rule in ("ssmax", "ssmax_bias"):
-                here = self.of_this_rank()
-                bias = here.bias if self.rule == "ssmax_bias" else None
-                return rules.unchecked_ssmax_factor(num_keys, here.s, bias).unsqueeze(-1)
+            rule = RULES[self.rule]
+            if rule.affine is not None and rule.learned:
+                s, bias = rule.affine(self.of_this_rank())
+                return unchecked_ssmax_factor(num_keys, s, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.full((1,), num_keys, device=device)
         if num_keys.dim() not in (1, 2):
@@ -181,7 +181,7 @@ class SSMaxScale(_KeepsFloat32):
                     else "an n of its own for every head is ssmax_attention's, under attn_mask"
                 )
             )
-        factor = RULES[self.rule].factor(self.of_this_rank(), num_keys)
+        factor = RULES[self.rule].compute(self.of_this_rank(), num_keys)
         if not RULES[self.rule].learned:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
         return factor

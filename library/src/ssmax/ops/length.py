@@ -1,8 +1,8 @@
-"""Lengths of training sequences, and the values of s that start from one. Without torch."""
+"""What follows from the training length: first values of s, the RoPE limit. Without torch."""
 
 import functools
 import math
-from numbers import Real
+from numbers import Integral, Real
 
 from ssmax.errors import UsageError
 
@@ -29,3 +29,30 @@ def initial_sqrt_log_s(length: int) -> float:
     check_length(length)
     # Without tensors: a model may be built of shapes alone.
     return length / math.fsum(math.sqrt(math.log(n)) for n in range(1, int(length) + 1))
+
+
+def rope_limit(train_length: int, base: float, head_dim: int, *, base_factor: float = 1.0) -> float:
+    """Compute the position from which on RoPE shows an angle that training did not.
+
+    Pairs of channels that make a full turn within `train_length` have shown every angle. Of the
+    others the fastest meets an unseen one first, at train_length * base_factor^(2i / head_dim) for
+    pair i, with `base * base_factor` as the base at test time: the critical dimension of Liu et
+    al., "Scaling Laws of RoPE-based Extrapolation", arXiv 2310.05209. It is infinite where every
+    pair makes a full turn. `head_dim` counts the channels that RoPE rotates.
+    """
+    check_length(train_length, "train_length")
+    if isinstance(head_dim, bool) or not isinstance(head_dim, Integral):
+        raise UsageError(f"head_dim must be a whole number, got {head_dim!r}")
+    if head_dim < 2 or head_dim % 2:
+        raise UsageError(f"head_dim must be even and at least 2, got {head_dim}")
+    for name, value, least in (("base", base, 0.0), ("base_factor", base_factor, 1.0)):
+        is_number = isinstance(value, Real) and math.isfinite(value)
+        if not is_number or value < least or value == 0:
+            raise UsageError(
+                f"{name} must be a finite number {'of at least 1' if least else 'above 0'}, "
+                f"got {value!r}"
+            )
+    for i in range(0, head_dim, 2):
+        if train_length * base ** (-i / head_dim) < math.tau:
+            return train_length * base_factor ** (i / head_dim)
+    return math.inf

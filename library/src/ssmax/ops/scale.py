@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
-from ssmax.ops.length import initial_s
 from ssmax.ops.visible import can_read_without_sync
 
 Number = float | Tensor
@@ -59,24 +58,6 @@ def held_ssmax_factor(num_keys: int | Tensor, s: Number, train_length: int) -> T
     )
 
 
-def softmax_factor(num_keys: int | Tensor) -> Tensor:
-    """1: plain softmax."""
-    (n,) = _per_head(num_keys)
-    return torch.ones_like(n)
-
-
-def temperature_factor(num_keys: int | Tensor, s: Number) -> Tensor:
-    """s: the control, a learnable temperature that knows nothing of n."""
-    n, s = _per_head(num_keys, s)
-    return s * torch.ones_like(n)
-
-
-def mean_log_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
-    """log(L!) / L, the mean of log n over n = 1..L: a control as sharp as log n, without n."""
-    (n,) = _per_head(num_keys)
-    return torch.full_like(n, 1.0 / initial_s(train_length))
-
-
 def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Tensor:
     """s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
     place = (num_keys - 1).clamp(0, table.shape[0] - 1).long()
@@ -84,15 +65,10 @@ def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Te
     return s * p_n + b
 
 
-def entropy_invariant_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
-    """log n / log L."""
-    (n,) = _per_head(num_keys)
-    return n.log() / math.log(train_length)
-
-
-def qwen_logn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
+def clamp_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
     """max(1, log n / log L): softmax within the training length."""
-    return entropy_invariant_factor(num_keys, train_length).clamp_min(1.0)
+    (n,) = _per_head(num_keys)
+    return (n.log() / math.log(train_length)).clamp_min(1.0)
 
 
 def llama4_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:

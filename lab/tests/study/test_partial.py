@@ -1,4 +1,4 @@
-"""A study made in pieces: stopped by the clock, resumed, packed without weights, gathered."""
+"""A study made in parts: stopped by the clock, resumed, packed without weights, merged."""
 
 import dataclasses
 import io
@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from ssmax_lab import cli
+from ssmax_lab.analysis.findings import Replica, read_findings
 from ssmax_lab.cli.study import OUT_OF_TIME
+from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import PositionLoss, read_jsonl
-from ssmax_lab.report.findings import Replica, read_findings
-from ssmax_lab.study import conductor
-from ssmax_lab.study.pieces import gather, pack
+from ssmax_lab.study import scheduler
+from ssmax_lab.study.partial import merge, pack
 from ssmax_lab.study.plan import makespan, plan
-from ssmax_lab.study.presets import FAMILY, HELD, VARIANTS, gpu, study_named
+from ssmax_lab.study.presets import VARIANTS, gpu, study_named
 from ssmax_lab.study.reproduction import report, reproduce
 
 
@@ -29,30 +30,30 @@ def test_pieces_are_made_packed_gathered_and_judged(
 ):
     study = dataclasses.replace(tiny, source="")
     away = tmp_path_factory.mktemp("away")
-    for piece, seed, configurations in (("p", 0, ["a", "yarn"]), ("q", 1, ["a", "b"])):
+    for part, seed, configurations in (("p", 0, ["a", "yarn"]), ("q", 1, ["a", "b"])):
         done = reproduce(
-            study, tmp_path / piece, configurations=configurations, seeds=1, first_seed=seed,
-            figures=[5], data=tokens, workers=2, piece=piece,
-            command=f"make {away}/{piece}.tar.xz", records=away / f"{piece}.tar.xz",
+            study, tmp_path / part, configurations=configurations, seeds=1, first_seed=seed,
+            figures=[5], data=tokens, workers=2, part=part,
+            command=f"make {away}/{part}.tar.xz", records=away / f"{part}.tar.xz",
         )  # fmt: skip
         assert done.is_whole, done.failed
         record = read_jsonl(
-            tmp_path / piece / "results" / f"a-{seed}" / "position_loss.jsonl", PositionLoss
+            tmp_path / part / "results" / f"a-{seed}" / "position_loss.jsonl", PositionLoss
         )[0]
-        assert record.provenance.piece == piece
+        assert record.provenance.part == part
     with tarfile.open(away / "p.tar.xz") as packed:
         names = packed.getnames()
         texts = [packed.extractfile(name).read().decode() for name in names]
-    assert "runs/a-0/metrics.jsonl" in names and "results/yarn-0/fading.jsonl" in names
+    assert "runs/a-0/metrics.jsonl" in names and "results/yarn-0/sharpness.jsonl" in names
     assert not [name for name in names if "checkpoint" in name or "safetensors" in name]
     for name, text in zip(names, texts, strict=True):
         assert str(tmp_path) not in text and str(away) not in text, name
 
     folder = tmp_path / "study"
-    assert gather([away / "p.tar.xz", away / "q.tar.xz"], folder) == ["p", "q"]
+    assert merge([away / "p.tar.xz", away / "q.tar.xz"], folder) == ["p", "q"]
     findings = read_findings(folder)
     assert set(findings.position_losses["a"]) == {Replica(0, "p"), Replica(1, "q")}
-    # In the paper's order, whichever piece has what.
+    # In the paper's order, whichever part has what.
     for losses in (findings.position_losses, findings.same_theta_losses):
         assert list(losses) == ["a", "b", "yarn"]
     assert findings.runs == {"a": 2, "b": 1, "yarn": 1}
@@ -62,7 +63,7 @@ def test_pieces_are_made_packed_gathered_and_judged(
     one = told["beyond the training length (b) loses less than (a)"]
     assert one.basis == "2 documents, one seed"
     told = page.read_text()
-    assert "made in pieces" in told and "(a) softmax, 2 runs" in told and "SSMax, 1 run<" in told
+    assert "made in parts" in told and "(a) softmax, 2 runs" in told and "SSMax, 1 run<" in told
 
     # yarn is (a) with another rule: its own loss, from no training of its own.
     losses = findings.position_losses
@@ -70,18 +71,18 @@ def test_pieces_are_made_packed_gathered_and_judged(
     assert not (tmp_path / "p" / "runs" / "yarn-0").exists()
 
     other = dataclasses.replace(study, digits=3)
-    reproduce(other, tmp_path / "r", figures=[1], data=tokens, piece="r",
+    reproduce(other, tmp_path / "r", figures=[1], data=tokens, part="r",
               records=tmp_path / "r.tar.xz")  # fmt: skip
-    with pytest.raises(ValueError, match="piece of another study"):
-        gather([tmp_path / "r.tar.xz"], folder)
-    with pytest.raises(ValueError, match="was begun with piece 'p', not 'q'"):
-        reproduce(study, tmp_path / "p", data=tokens, piece="q")
+    with pytest.raises(ValueError, match="part of another study"):
+        merge([tmp_path / "r.tar.xz"], folder)
+    with pytest.raises(ValueError, match="was begun with part 'p', not 'q'"):
+        reproduce(study, tmp_path / "p", data=tokens, part="q")
 
 
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     tiny, tokens, tmp_path, capfd, monkeypatch
 ):
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     longer = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 1_000_000})
     )
@@ -90,7 +91,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     while len(steps) < 2:
         stopped = reproduce(
             longer, folder, configurations=["a"], seeds=1, figures=[4], data=tokens,
-            minutes=0.2, piece="p", records=tmp_path / "p.tar.xz",
+            minutes=0.2, part="p", records=tmp_path / "p.tar.xz",
         )  # fmt: skip
         assert stopped.stopped_by == "clock" and not stopped.is_whole and not stopped.failed
         assert "the time is used" in capfd.readouterr().out
@@ -106,7 +107,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
 
 
 def test_a_stop_by_the_clock_has_an_exit_status_of_its_own(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     typed = f"reproduce --configs a --seeds 1 --only figure4 --minutes 0.02 --out {tmp_path / 's'}"
     assert cli.run(typed.split()) == OUT_OF_TIME
     assert "the 0.02 minutes are used; what was done is kept" in capfd.readouterr().err
@@ -116,7 +117,7 @@ def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
     tiny, tokens, tmp_path, monkeypatch
 ):
     """A loss is planned with all of the time; a training goes on, so it may start with less."""
-    monkeypatch.setattr(conductor, "SECONDS_TO_START", 0)
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 60})
     folder = tmp_path / "s"
     asked = {"configurations": ["a"], "seeds": 1, "data": tokens, "figures": [5]}
@@ -162,10 +163,14 @@ def test_the_small_study_has_three_seeds():
     assert min(study_named("small").seeds[name] for name in "abcdef") == 3
 
 
-@pytest.mark.parametrize(("names", "trained"), [(FAMILY, {"a-0"}), (HELD, {"b-0", "c-0"})])
-def test_what_replaces_a_rule_needs_no_training_of_its_own(names, trained):
-    jobs = plan(gpu(), configurations=list(names), seeds=1)
-    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == trained
+AT_TEST_TIME = {name: one for name, one in CONFIGURATIONS.items() if one.applied == "test time"}
+
+
+@pytest.mark.parametrize("base", "abc")
+def test_what_is_applied_at_test_time_needs_no_training_of_its_own(base):
+    names = [name for name, one in AT_TEST_TIME.items() if one.base == base]
+    jobs = plan(gpu(), configurations=names, seeds=1)
+    assert {job.run for job in jobs if job.kind in ("pretrain", "finetune")} == {f"{base}-0"}
     assert {job.run for job in jobs if job.kind == "needle"} == {f"{name}-0" for name in names}
 
 
@@ -183,7 +188,7 @@ def test_n_held_changes_nothing_within_the_training_length(tiny, tokens, tmp_pat
     }
     assert list(losses) == configurations
     length = tiny.train_length
-    for held, base in HELD.items():
+    for held, base in {"b_held": "b", "c_held": "c"}.items():
         assert losses[held].mean[:length] == losses[base].mean[:length]
         assert losses[held].mean[length:] != losses[base].mean[length:]
     # At n = 1 there is nothing to sharpen.
@@ -204,7 +209,7 @@ def test_the_constant_is_yarns_for_as_far_as_positions_carry():
     [
         ({"minutes": 0}, "minutes must be more than 0"),
         ({"minutes": float("nan")}, "minutes must be more than 0 and finite"),
-        ({"piece": "a/b"}, "letters, digits"),
+        ({"part": "a/b"}, "letters, digits"),
         ({"records": Path("records.zip")}, r"NAME\.tar\.xz"),
         ({"first_seed": -1}, "first_seed must be at least 0"),
         ({"device": "tpu", "dry_run": True}, "device must be cpu or cuda, got 'tpu'"),
@@ -230,35 +235,35 @@ def test_pieces_of_another_text_or_of_one_name_do_not_fit(tiny, text, tokens, tm
         (tmp_path / "texts" / path.name).write_text(path.read_text().replace("beer", "milk"))
     prepare(str(tmp_path / "texts"), tmp_path / "other", tokenizer="bytes", workers=1,
             validation_fraction=0.2)  # fmt: skip
-    one = made(tiny, tmp_path / "one", tmp_path / "1.tar.xz", data=tokens, piece="p")
-    other = made(tiny, tmp_path / "two", tmp_path / "2.tar.xz", data=tmp_path / "other", piece="q")
+    one = made(tiny, tmp_path / "one", tmp_path / "1.tar.xz", data=tokens, part="p")
+    other = made(tiny, tmp_path / "two", tmp_path / "2.tar.xz", data=tmp_path / "other", part="q")
     namesake = made(
-        tiny, tmp_path / "three", tmp_path / "3.tar.xz", data=tokens, piece="p", first_seed=1
+        tiny, tmp_path / "three", tmp_path / "3.tar.xz", data=tokens, part="p", first_seed=1
     )
     for wrong, message in (
-        (other, "was made with other tokens than the pieces that are there, data"),
-        (namesake, r"both called piece 'p', and .*3.tar.xz lacks pretrain-a-0; name pieces"),
+        (other, "was made with other tokens than the parts that are there, data"),
+        (namesake, r"both called part 'p', and .*3.tar.xz lacks pretrain-a-0; name parts"),
     ):
         with pytest.raises(ValueError, match=message):
-            gather([one, wrong], tmp_path / "study")
+            merge([one, wrong], tmp_path / "study")
         assert not (tmp_path / "study").exists()
-    # With all that the first has, a piece takes its place.
-    more = made(tiny, tmp_path / "one", tmp_path / "4.tar.xz", data=tokens, piece="p", seeds=2)
-    assert gather([one], tmp_path / "study") == ["p"]
-    assert gather([more], tmp_path / "study") == ["p"]
+    # With all that the first has, a part takes its place.
+    more = made(tiny, tmp_path / "one", tmp_path / "4.tar.xz", data=tokens, part="p", seeds=2)
+    assert merge([one], tmp_path / "study") == ["p"]
+    assert merge([more], tmp_path / "study") == ["p"]
     assert len(read_findings(tmp_path / "study").curves["a"]) == 2
-    # However it is spelled, it is there; and a copy that was cut off is no piece to keep.
-    there = tmp_path / "study" / "pieces" / "p.tar.xz"
-    assert gather([tmp_path / "one" / ".." / "study" / "pieces" / "p.tar.xz"], tmp_path / "study")
+    # However it is spelled, it is there; and a copy that was cut off is no part to keep.
+    there = tmp_path / "study" / "parts" / "p.tar.xz"
+    assert merge([tmp_path / "one" / ".." / "study" / "parts" / "p.tar.xz"], tmp_path / "study")
     there.write_bytes(there.read_bytes()[:500])
-    assert gather([one], tmp_path / "study") == ["p"]
+    assert merge([one], tmp_path / "study") == ["p"]
     assert there.read_bytes() == one.read_bytes()
 
 
 def test_a_study_of_its_own_is_not_hidden_behind_pieces(tiny, tokens, tmp_path):
-    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p")
+    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, part="p")
     with pytest.raises(ValueError, match="holds a study that was made there"):
-        gather([archive], tmp_path / "s")
+        merge([archive], tmp_path / "s")
     assert read_findings(tmp_path / "s").curves["a"]
 
 
@@ -369,30 +374,30 @@ def test_a_damaged_piece_is_refused(tmp_path):
     content = bytearray(archive.read_bytes())
     content[len(content) // 2] ^= 1
     archive.write_bytes(content)
-    with pytest.raises(ValueError, match="is no piece of a study"):
-        gather([archive], tmp_path / "study")
+    with pytest.raises(ValueError, match="is no part of a study"):
+        merge([archive], tmp_path / "study")
 
 
 def test_what_is_no_piece_is_refused(tmp_path):
     (tmp_path / "no.tar.xz").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="is no piece of a study"):
-        gather([tmp_path / "no.tar.xz"], tmp_path / "study")
+    with pytest.raises(ValueError, match="is no part of a study"):
+        merge([tmp_path / "no.tar.xz"], tmp_path / "study")
     with tarfile.open(tmp_path / "empty.tar.xz", "w:xz"):
         pass
-    with pytest.raises(ValueError, match=r"empty.tar.xz is no piece .* holds no study.json"):
-        gather([tmp_path / "empty.tar.xz"], tmp_path / "study")
+    with pytest.raises(ValueError, match=r"empty.tar.xz is no part .* holds no study.json"):
+        merge([tmp_path / "empty.tar.xz"], tmp_path / "study")
 
 
-def test_gathered_pieces_do_not_hide_a_study(tiny, tokens, tmp_path):
+def test_merged_parts_do_not_hide_a_study(tiny, tokens, tmp_path):
     """`read_findings` would not look at what was made beside them."""
-    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p")
-    gather([archive], tmp_path / "study")
-    with pytest.raises(ValueError, match="holds gathered pieces, behind which new work would be"):
+    archive = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, part="p")
+    merge([archive], tmp_path / "study")
+    with pytest.raises(ValueError, match="holds merged parts, behind which new work would be"):
         reproduce(tiny, tmp_path / "study", data=tokens, first_seed=1, dry_run=True)
 
 
 def packed_again(archive, folder, change):
-    """A piece with a file of it changed."""
+    """A part with a file of it changed."""
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
     change(folder)
@@ -405,15 +410,15 @@ def packed_again(archive, folder, change):
 
 @pytest.mark.parametrize("name", ["done/loss-a-0.json", "results/a-0/position_loss.jsonl"])
 def test_a_namesake_with_other_numbers_is_refused(tiny, tokens, tmp_path, name):
-    one = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, piece="p", figures=[5])
-    assert gather([one, one], tmp_path / "study") == ["p"]
+    one = made(tiny, tmp_path / "s", tmp_path / "p.tar.xz", data=tokens, part="p", figures=[5])
+    assert merge([one, one], tmp_path / "study") == ["p"]
 
     def change(folder):
         (folder / name).write_text((folder / name).read_text().replace(".", ".1", 1))
 
     other = packed_again(one, tmp_path / "other", change)
-    with pytest.raises(ValueError, match=r"both called piece 'p', and .* has others of loss-a-0"):
-        gather([other], tmp_path / "study")
+    with pytest.raises(ValueError, match=r"both called part 'p', and .* has others of loss-a-0"):
+        merge([other], tmp_path / "study")
 
 
 def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path):
@@ -425,7 +430,11 @@ def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path
     report(folder)
     assert verdicts.read_text() == there
     for name, content, message in (
-        ("results/a-0/fading.jsonl", "", r"fading.jsonl is empty; take away done/loss-a-0.json"),
+        (
+            "results/a-0/sharpness.jsonl",
+            "",
+            r"empty; take away done/loss-a-0.json",
+        ),
         ("runs/a-0/metrics.jsonl", '{"kind": "st', r"metrics.jsonl has no steps"),
         ("runs/a-0/config.json", "{", r"config.json is not the record of a run"),
     ):
@@ -445,8 +454,8 @@ def archive_of(path, content):
 
 
 CRAFTED = {
-    "a number as a piece": lambda study: {"piece": 5},
-    "a path as a piece": lambda study: {"piece": "../x"},
+    "a number as a part": lambda study: {"part": 5},
+    "a path as a part": lambda study: {"part": "../x"},
     "jobs that are no list": lambda study: {"jobs": 5},
     "commands that are no texts": lambda study: {"commands": [{}]},
     "texts that are no names": lambda study: {"texts": [1]},
@@ -471,12 +480,12 @@ def test_a_crafted_piece_is_one_line_that_names_it(name, tmp_path, capsys):
     if isinstance(content, dict):
         content = json.dumps({**values, **content}).encode()
     bad = archive_of(tmp_path / "bad.tar.xz", content)
-    assert cli.run(["gather", str(tmp_path / "study"), str(good)]) == 0
+    assert cli.run(["merge", str(tmp_path / "study"), str(good)]) == 0
     before = (tmp_path / "study" / "study.json").read_bytes()
     for folder in ("study", "new"):
-        assert cli.run(["gather", str(tmp_path / folder), str(bad)]) == 2
+        assert cli.run(["merge", str(tmp_path / folder), str(bad)]) == 2
         told = capsys.readouterr().err
         assert told.startswith(f"ssmax: {bad}: ") and told.count("\n") == 1
-        assert "study.json" in told or "piece" in told
+        assert "study.json" in told or "part" in told
     assert (tmp_path / "study" / "study.json").read_bytes() == before
     assert not (tmp_path / "new").exists()

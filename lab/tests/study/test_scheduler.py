@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from ssmax_lab.study.conductor import Scheduler, why_failed
 from ssmax_lab.study.plan import plan
+from ssmax_lab.study.scheduler import Scheduler, why_failed
 
 
 @pytest.mark.parametrize(
@@ -22,15 +22,15 @@ def test_a_worker_that_was_killed_is_told_by_its_signal(tiny, tmp_path, capfd, n
     """Its last line says only how far it was."""
     code = f"import os; print('step 10/150', flush=True); os.kill(os.getpid(), {int(number)})"
     jobs = [job for job in plan(tiny, configurations=["a"], seeds=1) if job.kind == "data"]
-    conductor = Scheduler(
+    scheduler = Scheduler(
         tmp_path,
         jobs,
         study=tiny,
         command=lambda job: [sys.executable, "-c", code],
         workers=1,
     )
-    conductor.run()
-    assert conductor.failed == {"data": told}
+    scheduler.run()
+    assert scheduler.failed == {"data": told}
     assert f"FAILED  data: {told}; all of it in" in capfd.readouterr().out
 
 
@@ -52,10 +52,10 @@ def test_jobs_go_on_while_records_are_kept(tiny, tmp_path):
     def keep():
         seen.append(all_started.wait(timeout=30))
 
-    conductor = Scheduler(tmp_path, jobs, study=tiny, command=command, workers=1, on_done=keep)
-    assert conductor.run() is None
+    scheduler = Scheduler(tmp_path, jobs, study=tiny, command=command, workers=1, on_done=keep)
+    assert scheduler.run() is None
     assert seen[0], "the first call held up the last job"
-    assert len(conductor.is_done) == len(jobs)
+    assert len(scheduler.is_done) == len(jobs)
 
 
 def test_the_next_training_starts_up_while_one_ends(tiny, tmp_path):
@@ -89,8 +89,8 @@ done.write_text('{"seconds": 1}')
         return [sys.executable, "-c", code, str(folder), str(done), job.name]
 
     alone = dataclasses.replace(tiny, trains_alone=True)
-    conductor = Scheduler(tmp_path, jobs, study=alone, command=command, workers=2)
-    assert conductor.run() is None and conductor.failed == {}
+    scheduler = Scheduler(tmp_path, jobs, study=alone, command=command, workers=2)
+    assert scheduler.run() is None and scheduler.failed == {}
     assert (folder / "pretrain-b-0").exists()
 
 

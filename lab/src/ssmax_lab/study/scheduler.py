@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from ssmax._progress import clock, log_progress, roughly
-from ssmax_lab.records import PIECE_VARIABLE
+from ssmax_lab.records import LOGS, PART_VARIABLE
 from ssmax_lab.study.plan import (
     KINDS,
     Job,
@@ -31,7 +31,6 @@ from ssmax_lab.study.plan import (
 from ssmax_lab.study.presets import Study
 
 logger = logging.getLogger(__name__)
-LOGS = "logs"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_FORECASTS = 3.0
 RECENT = 3
@@ -56,7 +55,7 @@ class Progress:
     """When its share last changed, and to what."""
 
     def tell(self, share: float) -> None:
-        """What it says now."""
+        """Take what it says now."""
         if self.first is None or share < self.share:
             self.first = self.last = (time.monotonic(), share)
         elif share > self.share:
@@ -65,20 +64,20 @@ class Progress:
 
     @property
     def work(self) -> float | None:
-        """Seconds that all of its work takes at its pace so far, once it has a pace."""
+        """Estimate the seconds of all of its work at its pace so far, once it has a pace."""
         if self.first is None or self.last is None or self.last[1] <= self.first[1]:
             return None
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
 
     @property
     def whole(self) -> float | None:
-        """Likewise, with the time it took to start up."""
+        """Estimate likewise, with the time it took to start up."""
         if self.first is None or self.work is None:
             return None
         return self.first[0] - self.started + self.work
 
     def to_go(self, expected: float) -> float:
-        """Seconds that are left of it; `expected` is all of it, for as long as it has no pace."""
+        """Estimate the seconds left of it; `expected` is all of it, while it has no pace."""
         seconds = expected if self.work is None else self.work
         since = (self.last or (self.started,))[0]
         return max(0.0, (1.0 - self.share) * seconds - (time.monotonic() - since))
@@ -103,21 +102,19 @@ class Running:
     """It knows that it has to stop."""
 
     def look(self) -> None:
-        """How far it is, from the end of its log."""
+        """Read how far it is, from the end of its log."""
         with self.log.open("rb") as file:
             file.seek(max(self.said_before, self.log.stat().st_size - 4000))
             found = _PROGRESS.findall(file.read().decode(errors="replace"))
         if not found:
             return
         self.words, done, total = found[-1]
-        # A measurement counts documents, trials and cells one after the other, each from 0.
-        if self.job.kind in ("data", "pretrain", "finetune"):
-            share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
-            self.progress.tell(max(0.0, share - self.begins_at) / (1.0 - self.begins_at))
+        share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
+        self.progress.tell(max(0.0, share - self.begins_at) / (1.0 - self.begins_at))
 
     @property
     def is_ending(self) -> bool:
-        """At its own pace it is done before another job would have started up."""
+        """Say whether, at its own pace, it is done before another job would have started up."""
         return self.progress.work is not None and self.progress.to_go(0.0) < SECONDS_TO_START
 
 
@@ -146,20 +143,21 @@ class Forecast:
         self.weights: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
         self.ended: dict[Kind, list[float]] = {}
         """Seconds of the jobs that ended, over what the preset expects of them."""
+        self.before: Mapping[Kind, float] = dict.fromkeys(KINDS, 1.0)
+        """What a kind takes as far as earlier commands tell, over what the preset expects."""
         for name, seconds in (taken or {}).items():
             self.learn(name, seconds)
-        self.before: Mapping[Kind, float] = self._ratios(self._measured({}), {})
-        self.is_known_before: bool = bool(self.ended)
+        self.before, self.is_known_before = self._ratios({})
         # What this command measures counts for more: others may use the machine by now.
         self.ended = {}
         self._told: tuple[float, float, float, bool] = (-math.inf, 0.0, 0.0, False)
 
     def learn(self, name: str, seconds: float) -> None:
-        """What a job took from its beginning to its end."""
+        """Learn what a job took from its beginning to its end."""
         self.ended.setdefault(self.jobs[name].kind, []).append(seconds / self.weights[name])
 
     def share(self, left: set[str], running: Mapping[str, Progress], done: set[str]) -> float:
-        """Of the work, that is done."""
+        """Estimate the share of the work that is done."""
         # What failed is neither.
         total = sum(self.weights[name] for name in left | done)
         shares = {**self.begun, **{name: one.share for name, one in running.items()}}
@@ -167,11 +165,11 @@ class Forecast:
         return 1.0 - rest / max(total, 1e-9)
 
     def seconds(self, left: set[str], running: Mapping[str, Progress]) -> float:
-        """To go; never less than what has not been started takes."""
+        """Estimate the time left; never less than what has not been started takes."""
         return self._forecast(left, running)[0]
 
     def words(self, left: set[str], running: Mapping[str, Progress]) -> str:
-        """The time left; before anything is measured, an estimate that does not count down."""
+        """Say the time left; before anything is measured, an estimate that does not count down."""
         seconds, is_measured = self._forecast(left, running)
         if is_measured:
             return f"{clock(seconds)} left"
@@ -190,45 +188,39 @@ class Forecast:
         self, left: set[str], running: Mapping[str, Progress]
     ) -> tuple[float, float, bool]:
         """Seconds to go, those of what has not been started, and whether anything is measured."""
-        measured = self._measured(running)
-        ratios = self._ratios(measured, self.before)
+        ratios, is_measured = self._ratios(running)
+        is_measured = is_measured or self.is_known_before
         whole = {name: self.weights[name] * ratios[self.jobs[name].kind] for name in left}
         to_go = {name: whole[name] * (1.0 - self.begun.get(name, 0.0)) for name in left}
-        started = {name: one.to_go(whole[name]) for name, one in running.items() if name in left}
-        is_measured = self.is_known_before or bool(measured.keys() - {"data"})
-        if not is_measured:
-            started = {name: to_go[name] for name in started}
+        started = {
+            name: one.to_go(whole[name]) if is_measured else to_go[name]
+            for name, one in running.items()
+            if name in left
+        }
         floor = self._makespan({name: to_go[name] for name in left - started.keys()}, set())
         seconds = self._makespan({**to_go, **started}, set(started))
         return max(floor, seconds), floor, is_measured
 
-    def _measured(self, running: Mapping[str, Progress]) -> dict[Kind, float]:
-        """What each kind takes here, over what the preset expects of it."""
+    def _ratios(self, running: Mapping[str, Progress]) -> tuple[dict[Kind, float], bool]:
+        """What each kind takes, over what the preset expects of it; whether any was measured."""
         found: dict[Kind, list[float]] = {
             kind: ratios[-RECENT:] for kind, ratios in self.ended.items()
         }
         for name, one in running.items():
             if one.whole is not None:
-                kind = self.jobs[name].kind
-                found[kind] = [*found.get(kind, []), one.whole / self.weights[name]]
-        return {kind: statistics.median(ratios) for kind, ratios in found.items()}
-
-    def _ratios(
-        self, measured: Mapping[Kind, float], before: Mapping[Kind, float]
-    ) -> dict[Kind, float]:
-        """Likewise of every kind; those not measured are as much slower as the measured ones."""
-        expected = {kind: before.get(kind, 1.0) for kind in KINDS}
+                found.setdefault(self.jobs[name].kind, []).append(one.whole / self.weights[name])
+        measured = {kind: statistics.median(ratios) for kind, ratios in found.items()}
         # How long a text takes depends on the text, and tells nothing of the others.
-        known = measured.keys() - {"data"}
-        seconds = self.study.seconds
+        known, seconds = measured.keys() - {"data"}, self.study.seconds
         slower = 1.0
         if known:
             took = sum(measured[kind] * seconds[kind] for kind in known)
-            slower = took / sum(expected[kind] * seconds[kind] for kind in known)
-        others: dict[Kind, float] = {
-            kind: expected[kind] * slower for kind in KINDS if kind != "data"
+            slower = took / sum(self.before[kind] * seconds[kind] for kind in known)
+        ratios = {
+            kind: measured.get(kind, self.before[kind] * (1.0 if kind == "data" else slower))
+            for kind in KINDS
         }
-        return {"data": expected["data"], **others, **measured}
+        return ratios, bool(known)
 
     def _makespan(self, seconds: Mapping[str, float], running: set[str]) -> float:
         jobs = [job for name, job in self.jobs.items() if name in seconds]
@@ -253,7 +245,7 @@ class Scheduler:
         command: Callable[[Job], list[str]],
         workers: int,
         minutes: float | None = None,
-        piece: str = "",
+        part: str = "",
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder: Path = folder
@@ -275,10 +267,10 @@ class Scheduler:
         self.stopped_by: StoppedBy | None = None
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
         # Workers learn from it whose records they make.
-        self.environment: dict[str, str] = {**os.environ, PIECE_VARIABLE: piece}
+        self.environment: dict[str, str] = {**os.environ, PART_VARIABLE: part}
 
     def run(self) -> StoppedBy | None:
-        """All of it; what ended it early, where something did. Failures are in `failed`."""
+        """Do all of it; return what ended it early, if anything. Failures are in `failed`."""
         running: list[Running] = []
         keeper: threading.Thread | None = None
         before = {
@@ -348,7 +340,7 @@ class Scheduler:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
-                # Ctrl-C is for the conductor, who tells the others.
+                # Ctrl-C is for the scheduler, who tells the others.
                 start_new_session=True,
             )
         begun = self.begun.get(job.name, 0.0)
@@ -407,7 +399,7 @@ class Scheduler:
 
 
 def why_failed(code: int, log: Path) -> str:
-    """A worker's last words; one that was killed had no time to say why."""
+    """Quote a worker's last words; one that was killed had no time to say why."""
     if code < 0:
         # Real-time signals have no name.
         known = {one.value: one.name for one in signal.Signals}
@@ -418,14 +410,14 @@ def why_failed(code: int, log: Path) -> str:
 
 
 def seconds_to_use(job: Job, expected: float) -> float:
-    """With less of them a job gets nowhere: one that would begin again has to end."""
-    return SECONDS_TO_START if job.goes_on else expected
+    """Estimate the least that a job needs to get anywhere: one that begins again has to end."""
+    return SECONDS_TO_START if job.is_resumable else expected
 
 
 def worker_command(
     folder: Path, job: Job, *, data: Path, device: str | None, threads: int, launcher: Sequence[str]
 ) -> list[str]:
-    """The process that does a job; training under the launcher, where there is one."""
+    """Make the command that does a job; training under the launcher, where there is one."""
     is_shared = launcher and job.kind in ("pretrain", "finetune")
     start = [*launcher, "-m"] if is_shared else [sys.executable, "-m"]
     command = [*start, "ssmax_lab.study.worker", str(folder), job.name, "--data", str(data)]

@@ -1,4 +1,4 @@
-"""What a study left on disk, read back: by configuration, then by seed and piece."""
+"""What a study left on disk, read back: by configuration, then by seed and part."""
 
 import json
 import lzma
@@ -14,48 +14,57 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.configurations import CONFIGURATIONS, PROBE
 from ssmax_lab.records import (
+    ARCHIVE,
+    DONE,
+    MADE_BY,
     METRICS,
+    NEEDLE,
+    NEEDLE_SCORE,
+    PAPERS_NEEDLE_SCORE,
+    PARTS,
+    POSITION_LOSS,
+    RECORD_TYPES,
+    RESULTS,
     RUN_CONFIG,
+    RUNS,
+    SAME_THETA_LOSS,
+    SHARPNESS,
+    STUDY,
+    VERDICTS,
     Comparison,
-    Fading,
     NeedleScore,
     NeedleTrial,
     PositionLoss,
     Provenance,
+    Sharpness,
     read_jsonl,
     read_metrics,
 )
-from ssmax_lab.report.reach import carries_to
-from ssmax_lab.report.style import LOOKS
 
-STUDY, VERDICTS = "study.json", "verdicts.jsonl"
-RUNS, RESULTS, DONE = "runs", "results", "done"
-"""A study's files and folders, whoever writes them."""
-PIECES, ARCHIVE = "pieces", ".tar.xz"
-"""Where a study that was made in pieces has their records, packed."""
-POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
-FADING, NEEDLE = "fading.jsonl", "needle.jsonl"
-NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
-"""Records of one measurement each, in whatever folder of results."""
-MADE_BY = {
-    **dict.fromkeys((POSITION_LOSS, SAME_THETA_LOSS, FADING), "loss"),
-    **dict.fromkeys((NEEDLE, NEEDLE_SCORE, PAPERS_NEEDLE_SCORE), "needle"),
-}
-"""The kind of job that writes a file of records."""
-PROBE = "probe"
-_KINDS = {"piece": str, "jobs": list, "commands": list, "texts": dict}
+_KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
 """What else a study's file may hold, and its types."""
+_HOMES = {
+    POSITION_LOSS: "position_losses",
+    SAME_THETA_LOSS: "same_theta_losses",
+    SHARPNESS: "sharpness",
+    NEEDLE: "trials",
+    NEEDLE_SCORE: "scores",
+    PAPERS_NEEDLE_SCORE: "papers_needle",
+}
+"""Where the records of a file go."""
 
 
 class Replica(NamedTuple):
-    """One of several runs of a configuration: only what shares seed and piece is compared."""
+    """One of several runs of a configuration: only what shares seed and part is compared."""
 
     seed: int
-    piece: str = ""
+    part: str = ""
 
     def __str__(self) -> str:
-        return f"seed {self.seed}" + (f", piece {self.piece}" if self.piece else "")
+        return f"seed {self.seed}" + (f", part {self.part}" if self.part else "")
 
 
 Record = TypeVar("Record")
@@ -80,7 +89,7 @@ class Findings:
     trials: ByReplica[list[NeedleTrial]] = field(default_factory=dict)
     scores: ByReplica[list[NeedleScore]] = field(default_factory=dict)
     papers_needle: ByReplica[list[NeedleScore]] = field(default_factory=dict)
-    fading: ByReplica[Fading] = field(default_factory=dict)
+    sharpness: ByReplica[Sharpness] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     """What was typed to make it."""
     comparisons: list[Comparison] = field(default_factory=list)
@@ -89,23 +98,15 @@ class Findings:
     @property
     def by_configuration(self) -> list[ByReplica[Any]]:
         """What was measured of every configuration, a kind each."""
-        return [
-            self.curves,
-            self.scales,
-            self.position_losses,
-            self.same_theta_losses,
-            self.trials,
-            self.scores,
-            self.papers_needle,
-            self.fading,
-        ]
+        return [self.curves, self.scales, *(getattr(self, home) for home in _HOMES.values())]
 
     @property
     def runs(self) -> dict[str, int]:
         """How many runs of each configuration there are."""
         found = {
             name: set[Replica]().union(*(kind.get(name, ()) for kind in self.by_configuration))
-            for name in LOOKS
+            for name in CONFIGURATIONS
+            if name != PROBE
         }
         return {name: len(replicas) for name, replicas in found.items() if replicas}
 
@@ -115,26 +116,26 @@ class Findings:
         return self.study["pretraining"]["model"]["train_length"]
 
     @property
-    def carries_to(self) -> float | None:
-        """How far the test's theta carries positions, by arithmetic.
+    def rope_limit(self) -> float | None:
+        """The RoPE limit at the test's theta.
 
-        None where nothing bounds them, and of a study that does not tell its width.
+        None where nothing bounds positions, and of a study that does not tell its head size.
         """
         model = self.study["pretraining"]["model"]
         try:
-            whole = model["head_dim"] or model["hidden_size"] // model["num_heads"]
-            width = whole if model["rotary_dim"] is None else model["rotary_dim"]
+            head_dim = model["head_dim"] or model["hidden_size"] // model["num_heads"]
+            rotary_dim = head_dim if model["rotary_dim"] is None else model["rotary_dim"]
         except KeyError:
             return None
         factor = self.study["theta_factor"]
-        reach = carries_to(self.train_length, pairs=width // 2, theta=model["theta"], factor=factor)
-        return reach if reach < math.inf else None
+        limit = rope_limit_of(self.train_length, model["theta"], rotary_dim, factor)
+        return limit if limit < math.inf else None
 
     @property
-    def is_in_pieces(self) -> bool:
+    def is_in_parts(self) -> bool:
         """It was not made on one machine."""
-        pieces = {replica.piece for found in self.curves.values() for replica in found}
-        return len(pieces) > 1
+        parts = {replica.part for found in self.curves.values() for replica in found}
+        return len(parts) > 1
 
     @property
     def theta(self) -> float:
@@ -146,18 +147,18 @@ def read_findings(folder: Path) -> Findings:
     """The findings of a study's folder, from the jobs that are done."""
     values = read_study_file(folder)
     findings = Findings(study=values["study"], commands=values.get("commands", []))
-    if (folder / PIECES).is_dir():
-        archives = sorted((folder / PIECES).glob(f"*{ARCHIVE}"))
+    if (folder / PARTS).is_dir():
+        archives = sorted((folder / PARTS).glob(f"*{ARCHIVE}"))
         for archive in archives:
-            # A single piece is the whole, and needs no name.
+            # A single part is the whole, and needs no name.
             name = archive.name.removesuffix(ARCHIVE) if len(archives) > 1 else ""
-            with unpacked(archive) as piece:
-                _read_piece(findings, piece, name)
+            with unpacked(archive) as part:
+                _read_part(findings, part, name)
     else:
-        _read_piece(findings, folder, values.get("piece", ""))
+        _read_part(findings, folder, values.get("part", ""))
     for kind in findings.by_configuration:
-        # In the paper's order, whichever piece brought what.
-        in_order = sorted(kind.items(), key=lambda one: [*LOOKS, PROBE].index(one[0]))
+        # In the paper's order, whichever part brought what.
+        in_order = sorted(kind.items(), key=lambda one: list(CONFIGURATIONS).index(one[0]))
         kind.clear()
         kind.update(in_order)
     if (folder / VERDICTS).is_file():
@@ -218,7 +219,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
         except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
             # tarfile tells of every compression that it tried, a line each.
             words = str(error).partition(":\n")[0]
-            raise UsageError(f"{archive} is no piece of a study: {words}") from None
+            raise UsageError(f"{archive} is no part of a study: {words}") from None
         try:
             yield Path(folder)
         except UsageError as error:
@@ -226,22 +227,26 @@ def unpacked(archive: Path) -> Iterator[Path]:
             raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
 
 
-def _read_piece(findings: Findings, folder: Path, piece: str) -> None:
+def _read_part(findings: Findings, folder: Path, part: str) -> None:
     done = {file.stem for file in (folder / DONE).glob("*.json")}
     for run, name, seed in _folders(folder / RUNS):
         if f"pretrain-{name}-{seed}" in done:
-            _read_run(findings, run, name, Replica(seed, piece))
+            _read_run(findings, run, name, Replica(seed, part))
     for results, name, seed in _folders(folder / RESULTS):
-        replica = Replica(seed, piece)
-        for what, job, kind, home in _homes(findings):
-            path = results / what
+        replica = Replica(seed, part)
+        for file, home in _HOMES.items():
+            path, job, kind = results / file, f"{MADE_BY[file]}-{name}-{seed}", RECORD_TYPES[file]
             # A study of before a measurement existed goes without it.
-            if f"{job}-{name}-{seed}" in done and path.is_file():
+            if job in done and path.is_file():
                 records = _newest(read_jsonl(path, kind))
                 if not records:
-                    raise UsageError(f"{path} is empty; {_again(job, name, seed)}")
-                is_one = kind in (PositionLoss, Fading)
-                home.setdefault(name, {})[replica] = records[-1] if is_one else records
+                    raise UsageError(
+                        f"{path} is empty; take away {DONE}/{job}.json, and ssmax-lab reproduce "
+                        "does that job again"
+                    )
+                is_one = kind in (PositionLoss, Sharpness)
+                found = getattr(findings, home).setdefault(name, {})
+                found[replica] = records[-1] if is_one else records
                 words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
                 findings.provenances.append((words, records[-1].provenance))
 
@@ -253,33 +258,14 @@ def _newest(records: list[Any]) -> list[Any]:
     ]
 
 
-def _again(job: str, name: str, seed: int) -> str:
-    return f"take away {DONE}/{job}-{name}-{seed}.json, and ssmax-lab reproduce does that job again"
-
-
-def _homes(findings: Findings) -> list[tuple[str, str, Any, Any]]:
-    """File, the job that writes it, what its lines are, and where they go."""
-    return [
-        (name, MADE_BY[name], kind, home)
-        for name, kind, home in (
-            (POSITION_LOSS, PositionLoss, findings.position_losses),
-            (SAME_THETA_LOSS, PositionLoss, findings.same_theta_losses),
-            (FADING, Fading, findings.fading),
-            (NEEDLE, NeedleTrial, findings.trials),
-            (NEEDLE_SCORE, NeedleScore, findings.scores),
-            (PAPERS_NEEDLE_SCORE, NeedleScore, findings.papers_needle),
-        )
-    ]
-
-
 def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
-    """Folders called CONFIGURATION-SEED, the configurations in the paper's order."""
+    """Folders called CONFIGURATION-SEED, in the order of the configurations."""
     found = []
     for folder in parent.iterdir() if parent.is_dir() else ():
         name, _, seed = folder.name.rpartition("-")
-        if seed.isdecimal() and name in (*LOOKS, PROBE):
+        if seed.isdecimal() and name in CONFIGURATIONS:
             found.append((folder, name, int(seed)))
-    order = [*LOOKS, PROBE]
+    order = list(CONFIGURATIONS)
     yield from sorted(found, key=lambda one: (order.index(one[1]), one[2]))
 
 

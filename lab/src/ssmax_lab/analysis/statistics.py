@@ -14,11 +14,14 @@ import numpy as np
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax_lab.report.captions import EXACT
 
 Verdict = Literal["supported", "contradicted", "not resolved"]
 Side = Literal["below", "above", "near"]
 
+EXACT = "computed exactly"
+"""What a comparison is over in which there is no chance."""
+NEAR_NATS = 0.02
+"""Two losses that differ by less are called about equal; our choice."""
 NEGLIGIBLE = 1e-3
 """Nats, or shares: nobody would see it, though paired trials of one run can tell it from 0."""
 BOOTSTRAP_DRAWS = 10_000
@@ -129,3 +132,13 @@ def _differences(first: Sequence[float], second: Sequence[float]) -> np.ndarray:
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise UsageError("what is compared must be finite")
     return a - b
+
+
+def overall(verdicts: Sequence[str]) -> str:
+    """Judge a claim by the verdicts of its comparisons; it is as strong as its weakest."""
+    if not verdicts:
+        return "not measured"
+    if "contradicted" in verdicts:
+        return "contradicted"
+    # Also one that could not be made holds a claim back.
+    return "supported" if set(verdicts) == {"supported"} else "not resolved"

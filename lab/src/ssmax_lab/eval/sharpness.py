@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax_lab.eval.protocols import EvalModel
-from ssmax_lab.records import Fading, Provenance
+from ssmax_lab.records import Provenance, Sharpness
 
 
 @torch.no_grad()
-def measure_fading(
-    subject: EvalModel,
+def measure_sharpness(
+    model: EvalModel,
     documents_BT: Tensor | np.ndarray,
     *,
     run: str,
@@ -23,7 +23,7 @@ def measure_fading(
     num_keys: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
     on_document: Callable[[int, int], None] | None = None,
-) -> Fading:
+) -> Sharpness:
     """Entropy and largest weight of queries that see n keys, for some n; means over documents."""
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or not documents.numel():
@@ -35,13 +35,13 @@ def measure_fading(
     entropy: list[list[Tensor]] = []
     largest: list[list[Tensor]] = []
     for done, document in enumerate(documents, 1):
-        layers = subject.attention_rows(document[None].to(device), [keys - 1 for keys in n])
+        layers = model.attention_rows(document[None].to(device), [keys - 1 for keys in n])
         weights = [layer[0].double().cpu() for layer in layers]
         entropy.append([-torch.special.xlogy(w, w).sum(-1) for w in weights])
         largest.append([w.amax(-1) for w in weights])
         if on_document is not None:
             on_document(done, len(documents))
-    return Fading(
+    return Sharpness(
         run=run,
         num_keys=n,
         entropy=_mean(entropy),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ssmax_lab.study import statistics
-from ssmax_lab.study.statistics import Interval, over_items, over_seeds
+from ssmax_lab.analysis import statistics
+from ssmax_lab.analysis.statistics import Interval, over_items, over_seeds
 
 
 @pytest.fixture

@@ -38,7 +38,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a path where something is that would be lost."""
+    """Refuse a path where something is that would be lost, or where no folder can be."""
+    check_folder(folder.parent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; give another one")
 

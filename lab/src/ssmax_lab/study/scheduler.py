@@ -211,12 +211,13 @@ class Forecast:
                 found.setdefault(self.jobs[name].kind, []).append(one.whole / self.weights[name])
         measured = {kind: statistics.median(ratios) for kind, ratios in found.items()}
         # How long a text takes depends on the text, and tells nothing of the others.
-        known, seconds = measured.keys() - {"data"}, self.study.seconds
+        known = [kind for kind in measured if kind != "data"]
+        seconds = self.study.seconds
         slower = 1.0
         if known:
             took = sum(measured[kind] * seconds[kind] for kind in known)
             slower = took / sum(self.before[kind] * seconds[kind] for kind in known)
-        ratios = {
+        ratios: dict[Kind, float] = {
             kind: measured.get(kind, self.before[kind] * (1.0 if kind == "data" else slower))
             for kind in KINDS
         }

@@ -326,28 +326,28 @@ def test_a_compiled_model_is_saved_as_the_model_inside(tmp_path):
 
 
 def test_the_command_line_writes_remote_code(tmp_path, capsys):
-    from ssmax.cli import app
+    from ssmax import cli
 
     build("llama").save_pretrained(tmp_path / "base")
     typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
-    assert app.run([*typed, "--adapter", "--remote-code"]) == 2
+    assert cli.run([*typed, "--adapter", "--remote-code"]) == 2
     assert "--adapter writes s and b alone" in capsys.readouterr().err
-    assert app.run([*typed, "--opens-as-softmax"]) == 2
+    assert cli.run([*typed, "--opens-as-softmax"]) == 2
     assert "--remote-code" in capsys.readouterr().err
-    assert app.run([*typed, "--remote-code"]) == 0
+    assert cli.run([*typed, "--remote-code"]) == 0
     assert "with AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
     build("bert").save_pretrained(tmp_path / "bert")
-    assert app.run(["convert", str(tmp_path / "bert"), str(tmp_path / "b"), "--remote-code"]) == 0
+    assert cli.run(["convert", str(tmp_path / "bert"), str(tmp_path / "b"), "--remote-code"]) == 0
     assert "with AutoModelForMaskedLM.from_pretrained(" in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "ssmax_llama"
     options = ["--remote-code", "--opens-as-softmax"]
-    assert app.run([*typed[:2], str(tmp_path / "open"), *options]) == 0
+    assert cli.run([*typed[:2], str(tmp_path / "open"), *options]) == 0
     config = json.loads((tmp_path / "open" / "config.json").read_text())
     assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
     for form in ("out", "open"):
         capsys.readouterr()
-        assert app.run(["convert", str(tmp_path / form), str(tmp_path / "twice")]) == 2
+        assert cli.run(["convert", str(tmp_path / form), str(tmp_path / "twice")]) == 2
         wanted = f"{tmp_path / form} is converted already; load it with ssmax.hf.from_pretrained"
         assert wanted in capsys.readouterr().err
 

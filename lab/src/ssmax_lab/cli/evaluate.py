@@ -102,7 +102,7 @@ def evaluate(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Measure a run, or Hugging Face models side by side.
+    """Measure a run, or Hugging Face models beside each other.
 
     Stopped, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
     """

@@ -18,7 +18,7 @@ from ssmax_lab.data import ShardSet, load_tokenizer, prepare
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.model import to_llama_weights
 from ssmax_lab.model.hf_causal_lm import load_causal
-from ssmax_lab.model.hf_llama import as_llama
+from ssmax_lab.model.llama import as_llama
 from ssmax_lab.study.hf_measurement import hf_tokenizer
 from ssmax_lab.tiny import run_folder
 from ssmax_lab.train import load_run_model, load_run_tokenizer

@@ -23,13 +23,13 @@ import pytest
 import torch
 import transformers
 import typer.main
-from ssmax_lab.cli.prepare import default_data
 
 import ssmax.cli
 import ssmax.cli.app
 import ssmax_lab.cli
 import ssmax_lab.cli.app
 from hugging_face import write_model
+from ssmax_lab.cli.data import default_data
 from ssmax_lab.data import embedded
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder
@@ -102,7 +102,9 @@ def is_command(words: list[str]) -> bool:
     """A program, a verb and what it is to work on; `ssmax-lab data prepare` is but a name."""
     program, *rest = words
     if program in CLI:
-        rest = parsed(words)[2]
+        verb, _, rest = parsed(words)
+        # What is measured is a word of the verb, by whatever name typer knows it.
+        rest = rest[1:] if verb == "evaluate" else rest
     programs = {*GIVEN, *(begin.split()[0] for begin in LEFT_OUT)}
     given = [word for word in rest if not word.startswith("-")]
     return program in programs and bool(given) and not any(word.isupper() for word in rest)
@@ -238,11 +240,7 @@ def furnish(words: list[str], left: set[Path | None]) -> None:
 LEAVES = {
     "convert": "{out}/*",
     "data prepare": "{out}/train/index.json",
-    "evaluate all": "{results}/*",
-    "evaluate sharpness": "{results}/sharpness.jsonl",
-    "evaluate needle": "{results}/needle.jsonl",
-    "evaluate needle-score": "{results}/needle_score.jsonl",
-    "evaluate position-loss": "{results}/position_loss.jsonl",
+    "evaluate": "{results}/*.jsonl",
     "export": "{out}/*",
     "finetune": "runs/*/model/*",
     "merge": "{folder}/parts/*",

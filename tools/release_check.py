@@ -1,34 +1,49 @@
 """Is it ready to be released? make release-check: minutes, most of them for torch.
 
-Builds the sdist and, out of it, the wheel; installs the wheel into an environment of its own, first
-bare, then with the command line; and tries both from an empty folder, as a newcomer would.
+Builds the sdists of both packages and, out of these, the wheels; installs them into an environment
+of its own, first the library bare, then the laboratory; and tries each from an empty folder, as a
+newcomer would.
 """
 
+import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import tomllib
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+LARGEST = 400_000
+"""Bytes of the library's wheel."""
 
 # What torch alone has to be enough for.
 BARE = """
 import torch
-from ssmax import SSMaxScale, initial_s, ssmax, ssmax_attention
-from ssmax_lab.model import LM, LMConfig
+from ssmax import initial_s, ssmax_attention
 
-z = torch.full((1000,), -2.0)
-z[-1] = 3.0
-assert ssmax(z, s=0.43).max() > 0.99 > z.softmax(-1).max()
 q, k, v = (torch.randn(1, 4, 32, 16) for _ in range(3))
 s = torch.full((4,), initial_s(32), requires_grad=True)
 ssmax_attention(q, k, v, s, is_causal=True).sum().backward()
 assert s.grad.isfinite().all()
-sizes = dict(num_layers=1, num_heads=2, hidden_size=16, intermediate_size=16, vocab_size=9)
-model = LM(LMConfig(**sizes, rule="ssmax"))
-assert len(model.eval().generate([[1, 2]], max_new_tokens=3)[0]) == 3
 """
+
+
+def version() -> str:
+    """The version of both packages; raises SystemExit where they differ."""
+    library, lab = (
+        tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+        for folder in ("library", "lab")
+    )
+    if library["version"] != lab["version"]:
+        raise SystemExit(
+            f"ssmax is {library['version']}, ssmax-lab {lab['version']}; they must agree"
+        )
+    if not any(one.endswith(f"=={library['version']}") for one in lab["dependencies"]):
+        raise SystemExit(f"ssmax-lab must require ssmax=={library['version']}")
+    return library["version"]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -43,36 +58,64 @@ def run(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def check(folder: Path) -> None:
+def build(out: Path) -> tuple[Path, Path]:
+    """Build both into a folder; the wheels of the library and of the laboratory."""
+    for folder in ("library", "lab"):
+        run(sys.executable, "-m", "build", "--outdir", out, ROOT / folder, cwd=ROOT)
+    (library,), (lab,) = (out.glob(f"{name}-{version()}-*.whl") for name in ("ssmax", "ssmax_lab"))
+    return library, lab
+
+
+def check_contents(library: Path) -> None:
+    """The library's wheel is small and holds nothing but the package."""
+    if library.stat().st_size >= LARGEST:
+        raise SystemExit(f"{library.name} has {library.stat().st_size:,} bytes, over {LARGEST:,}")
+    names = zipfile.ZipFile(library).namelist()
+    package = re.compile(r"ssmax/(.*\.py|py\.typed)|ssmax-[^/]+\.dist-info/.*")
+    if strangers := [name for name in names if not package.fullmatch(name)]:
+        raise SystemExit(f"{library.name} holds {', '.join(strangers)}")
+
+
+def check(scratch: Path, out: Path) -> None:
     """Build, install, try; raises SystemExit with what went wrong."""
-    run(sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT, cwd=folder)
-    (wheel,) = (folder / "dist").glob("*.whl")
-    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
-    python = folder / "venv" / "bin" / "python"
-    home = folder / "home"
+    library, lab = build(out)
+    check_contents(library)
+    run(sys.executable, "-m", "venv", scratch / "venv", cwd=scratch)
+    programs, home = scratch / "venv" / "bin", scratch / "home"
     home.mkdir()
 
     def install(*what: str | Path) -> None:
-        pip = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-        run(*pip, *what, cwd=folder)
+        pip = [programs / "python", "-m", "pip", "install", "--quiet", "--find-links", out]
+        run(*pip, "-c", ROOT / "constraints.txt", *what, cwd=scratch)
 
-    install(wheel)
-    assert run(python, "-W", "error", "-c", "import ssmax", cwd=home) == ""
-    run(python, "-c", BARE, cwd=home)
-    print(f"{wheel.name}: with torch alone, right")
+    install(library)
+    assert run(programs / "python", "-W", "error", "-c", "import ssmax", cwd=home) == ""
+    run(programs / "python", "-c", BARE, cwd=home)
+    said = run(programs / "python", "-c", code_of_the_readme(), cwd=home)
+    assert re.search(r"n = 100000 +softmax 0\.00\d +ssmax 1\.000", said), said
+    print(f"{library.name}: with torch alone, right\n{said}")
 
-    install(f"{wheel}[lab]")
-    ssmax = folder / "venv" / "bin" / "ssmax"
-    said = run(ssmax, "generate", "tiny-b", "def __init__(self", "--max-new-tokens", "8", cwd=home)
+    install(lab)
+    doctor = run(programs / "ssmax", "doctor", cwd=home)
+    assert "ssmax-lab" in doctor, doctor
+    typed = ["generate", "tiny-b", "def __init__(self", "--max-new-tokens", "8"]
+    said = run(programs / "ssmax-lab", *typed, cwd=home)
     assert said.startswith("def __init__(self"), said
-    said = run(
-        ssmax, "evaluate", "needle", "tiny-b-qa", "--digits", "4", "--length", "64",
-        "--depths", "3", "--trials", "5", cwd=home,
-    )  # fmt: skip
-    assert "whole number" in said, said
-    print(f"{wheel.name}: with the command line, right\n{said.splitlines()[-2]}")
+    print(f"{lab.name}: with its command line, right\n{said}")
+
+
+def code_of_the_readme() -> str:
+    """The first lines that a reader of the library's page runs."""
+    page = (ROOT / "library" / "README.md").read_text()
+    return page.split("```python\n")[1].split("```")[0]
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as scratch:
-        check(Path(scratch))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="keep what was built in this folder")
+    parser.add_argument("--tag", help="of the release: v and the version")
+    options = parser.parse_args()
+    if options.tag not in (None, f"v{version()}"):
+        raise SystemExit(f"the tag is {options.tag}, the packages are {version()}")
+    with tempfile.TemporaryDirectory() as folder:
+        check(Path(folder), (options.out or Path(folder) / "dist").resolve())

@@ -305,13 +305,13 @@ BAD = {
     "nowhere": "there is no folder nowhere",
     "llama": "convert it with ssmax convert llama OUT",
     "llama-adapter": "name the model it is for with --base",
-    "llama-adapter --base nowhere/at/all": "cannot be loaded",
+    "llama-adapter --base nowhere/at/all": "there is no folder",
     "llama-adapter --base gpt2": "the adapter is for another model",
     "llama-identity --base llama": "--base is for adapters",
     "llama-identity --config e": "--config is for runs",
     "llama-identity --data tokens --questions invented": "give --data or --questions",
     "llama-identity --data tokens": "tokens",
-    "llama-identity --questions nowhere.json": "cannot be read as SQuAD",
+    "llama-identity --questions nowhere.json": "there is no file",
     "llama-identity --set optim.lrr=1": "did you mean 'optim.lr'",
     "llama-identity --set model.rule=ssmax": "model.rule is not a setting",
     "llama-identity --set model.train_length=4096": "must be at most 128",
@@ -329,7 +329,7 @@ BAD = {
 def test_bad_usage_is_one_line_and_exit_code_2(models, tmp_path, monkeypatch, capsys, typed):
     monkeypatch.chdir(models)
     if "clamp" in typed and not (models / "llama-clamp").exists():
-        convert = ["convert", "llama", "llama-clamp", "--init", "clamp", "--train-length", "64"]
+        convert = ["convert", "llama", "llama-clamp", "--rule", "clamp", "--train-length", "64"]
         assert ssmax.cli.run(convert) == 0
     if typed == "bert" and not (models / "bert").exists():
         config = tf.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

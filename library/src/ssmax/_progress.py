@@ -59,6 +59,7 @@ class TerminalHandler(logging.Handler):
         super().__init__()
         self._stream: TextIO = stream
         self._is_terminal: bool = stream.isatty()
+        self._is_read: bool = True
         self._has_bar: bool = False
         self._last: float = -math.inf
 
@@ -67,6 +68,7 @@ class TerminalHandler(logging.Handler):
         text, share = self.format(record), getattr(record, "progress", None)
         if share is None:
             self._write(f"{text}\n")
+            self._has_bar = False
         elif self._is_terminal:
             filled = "#" * round(BAR * min(share, 1.0))
             # A line that wraps could not be overwritten.
@@ -84,12 +86,14 @@ class TerminalHandler(logging.Handler):
         super().close()
 
     def _write(self, text: str, over: str = "\r\x1b[K") -> None:
+        if not self._is_read:
+            return
         try:
             self._stream.write(over + text if self._is_terminal else text)
             self._stream.flush()
         except (OSError, ValueError):
             # Nobody reads it any more; the work continues.
-            self._is_terminal, self._stream = False, open(os.devnull, "w")  # noqa: SIM115
+            self._is_read = False
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`ssmax export` from the command line: a run or a converted model in, a checked form out."""
+"""`ssmax export` from the command line: a converted model in, a checked form out."""
 
 import json
 import re
@@ -10,36 +10,32 @@ import peft
 import pytest
 import torch
 import transformers
-from small_native import native
+from small_llama import END, byte_bpe, llama
 from tiny_models import build, randomise
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import ssmax.hf
 from ssmax import cli
-from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.model import save_lm
-from ssmax_lab.train import PRETRAINING, configured
 
 
 @pytest.fixture
-def run(tmp_path):
-    """A run's folder as training leaves it: configuration, tokenizer, model."""
-    tokenizer = load_tokenizer("small")
-    model = native(vocab_size=tokenizer.vocabulary.size)
-    folder = tmp_path / "run"
-    save_lm(model, folder / "model")
-    config = configured(PRETRAINING["quick"](), "b").to_dict()
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(tokenizer.definition)
+def source(tmp_path):
+    """A converted model's folder with its tokenizer."""
+    folder, tokenizer = tmp_path / "model", byte_bpe()
+    llama(vocab_size=tokenizer.get_vocab_size()).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(
+        folder
+    )
     return folder
 
 
-def test_a_run_is_exported_with_progress_and_checked_on_real_text(run, tmp_path, capsys):
+def test_a_model_is_exported_with_progress_and_checked_on_real_text(source, tmp_path, capsys):
     out = tmp_path / "out"
-    arguments = ["export", str(run), str(out), "--to", "gguf", "--check-tokens", "700"]
+    arguments = ["export", str(source), str(out), "--to", "gguf", "--check-tokens", "700"]
     assert cli.run(arguments) == 0
-    said = capsys.readouterr().out
-    assert "checking gguf: 700 of 700 tokens" in said and "100.00% of choices the same" in said
+    said, logged = capsys.readouterr()
+    assert "100.00% of choices the same" in said and "checked" not in said
+    assert "checked token 700/700" in logged
     assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
     assert cli.run(arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err
@@ -58,35 +54,33 @@ def compare(*_):
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 checking.compare = compare
-sys.exit(cli.run("export tiny-b y --to hf --check-tokens 50".split()))
+sys.exit(cli.run("export model y --to hf --check-tokens 50".split()))
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_an_export_that_is_stopped_leaves_nothing(tmp_path, number):
+def test_an_export_that_is_stopped_leaves_nothing(source, tmp_path, number):
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(line == "is written\n" for line in process.stdout)
-        assert [path.name for path in tmp_path.iterdir()] == [".y.partial"]
+        assert {path.name for path in tmp_path.iterdir()} == {"model", ".y.partial"}
         process.send_signal(number)
     assert process.returncode == (128 + number)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_json_is_one_object(run, tmp_path, capsys):
+def test_json_is_one_object(source, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("a line of text, and another. " * 50)
-    assert cli.run(["export", str(run), str(tmp_path / "out"), "--to", "hf", "--json",
+    assert cli.run(["export", str(source), str(tmp_path / "out"), "--to", "hf", "--json",
                     "--check-tokens", "200", "--text", str(text)]) == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == 200 and found["same_choice"] == 1.0
     assert ssmax.hf.from_pretrained(tmp_path / "out").config.ssmax["rule"] == "ssmax"
 
 
-def test_remote_code_is_exported_and_served_without_a_question(tmp_path, monkeypatch, capfd):
-    from ssmax.cli.serve import load_served
-
+def test_remote_code_is_exported_without_a_question(tmp_path, monkeypatch, capfd):
     source = tmp_path / "code"
     ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), source)
     (source / "modeling_ssmax.py").write_text("raise SystemExit('run')")
@@ -98,31 +92,48 @@ def test_remote_code_is_exported_and_served_without_a_question(tmp_path, monkeyp
     capfd.readouterr()
     typed = ["export", str(source), str(tmp_path / "out"), "--to", "hf", "--check-tokens", "20"]
     assert cli.run(typed) == 0
-    load_served(source, None, "cpu")
     assert not asked and "instantiate" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("is_converted", [False, True], ids=["run", "converted"])
-def test_the_tokenizer_is_exported_byte_for_byte(run, tmp_path, is_converted):
+def test_the_tokenizer_is_exported_byte_for_byte(source, tmp_path):
     """Also where its lines end as on Windows."""
-    source = run
-    definition = (run / "tokenizer.json").read_bytes() + b"\r\n"
-    if is_converted:
-        assert cli.run(["export", str(run), str(tmp_path / "hf"), "--to", "hf"]) == 0
-        source = tmp_path / "hf"
+    definition = (source / "tokenizer.json").read_bytes() + b"\r\n"
     (source / "tokenizer.json").write_bytes(definition)
     typed = ["export", str(source), str(tmp_path / "out"), "--to", "gguf", "--check-tokens", "20"]
     assert cli.run(typed) == 0
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == definition
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "at least 2 tokens to compare on"), (b"\xff\xfe\x00", "is not UTF-8")],
+)
+def test_text_that_is_none_is_one_line(source, tmp_path, capsys, content, message):
+    (tmp_path / "text").write_bytes(content)
+    typed = ["export", str(source), str(tmp_path / "out"), "--to", "hf"]
+    capsys.readouterr()
+    assert cli.run([*typed, "--text", str(tmp_path / "text")]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_the_laboratory_is_told_what_makes_a_folder_of_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"model": {}, "run": {}}')
+    assert cli.run(["export", "run", "out", "--to", "hf"]) == 2
+    assert "ssmax-lab export run OUT" in capsys.readouterr().err
+
+
 def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):
-    save_lm(native(rule="ssmax_bias"), tmp_path / "model")
+    llama("ssmax_bias").save_pretrained(tmp_path / "model")
+    capsys.readouterr()
     arguments = ["export", str(tmp_path / "model"), str(tmp_path / "out"), "--to", "ministral",
                  "--check-tokens", "100"]  # fmt: skip
     assert cli.run(arguments) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "--fit" in said
+    assert "--fit" in said.splitlines()[-1] and "Traceback" not in said
     assert cli.run([*arguments, "--fit"]) == 0
     assert "fitted to s log n + b" in capsys.readouterr().out
 
@@ -159,11 +170,10 @@ def test_an_adapter_is_called_one_and_its_advice_makes_a_model(
     monkeypatch.chdir(tmp_path)
     write("adapter")
     out = ["out", "--to", "torch-export", "--check-tokens", "20"]
-    for typed in (["export", "adapter", *out], ["serve", "adapter", "--port", "0"]):
-        capsys.readouterr()
-        assert cli.run(typed) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"adapter holds {says}" in said
+    capsys.readouterr()
+    assert cli.run(["export", "adapter", *out]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"adapter holds {says}" in said
     advice = re.search(r"; (\S+\(base, 'adapter'\)\S+\(OUT\)) makes a whole model", said)[1]
     names = {"ssmax": ssmax, "PeftModel": peft.PeftModel, "base": base(), "OUT": "whole"}
     # The message's own words, as a reader would type them.

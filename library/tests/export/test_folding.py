@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from small_native import native
-from ssmax.export.transformers_forms import as_llama
+from small_llama import llama
 from tiny_models import SHARED, build, randomise, tokens_of
 
 import ssmax.hf
@@ -56,15 +55,14 @@ def with_ratio(model, ratio):
 
 
 SOURCES = {
-    "native": native,
-    "native, plain softmax": lambda: native(rule="softmax"),
-    "native, temperature": lambda: native(rule="temperature"),
-    "native, log n / log L": lambda: native(rule="entropy_invariant"),
-    "native, one s / b": lambda: with_ratio(native(rule="ssmax_bias"), 0.7),
-    "converted": lambda: converted(init="paper", train_length=64),
-    "converted, one s / b": lambda: with_ratio(converted(), -0.3),
+    "s log n": llama,
+    "softmax": lambda: llama("softmax"),
+    "temperature": lambda: llama("temperature"),
+    "log n / log L": lambda: llama("entropy_invariant"),
+    "one s / b": lambda: with_ratio(llama("ssmax_bias"), 0.7),
+    "one s / b below 0": lambda: with_ratio(converted(), -0.3),
 }
-FITTED = ("native", "native, log n / log L", "converted")
+FITTED = ("s log n", "log n / log L")
 """Without a bias: there is no beta that is exact."""
 
 
@@ -84,9 +82,8 @@ def computed_alone(tmp_path_factory):
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed_alone):
     model = SOURCES[source]()
-    llama = as_llama(model) if source.startswith("native") else model
-    eager, exact = llama(TOKENS).logits, copy.deepcopy(llama).double()(TOKENS).logits
-    softmax = ssmax.hf.revert(llama)(TOKENS).logits
+    eager, exact = model(TOKENS).logits, copy.deepcopy(model).double()(TOKENS).logits
+    softmax = ssmax.hf.revert(model)(TOKENS).logits
     does = (eager - softmax).abs().max()
     for name, logits in computed_alone[source].items():
         if source in FITTED:
@@ -94,7 +91,7 @@ def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed
             assert (logits - eager).abs().max() < 1e-4 * does, name
         else:
             assert_no_worse_than(logits, eager, exact, name=name)
-    if "softmax" not in source:
+    if source != "softmax":
         assert does > 1e3 * (eager - exact).abs().max()
 
 
@@ -108,20 +105,19 @@ def test_a_narrow_type_holds_what_is_folded(source, dtype, tmp_path):
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
     logits = stock(TOKENS).logits
     assert logits.isfinite().all()
-    llama = as_llama(model) if source.startswith("native") else model
-    exact, narrow = llama(TOKENS).logits, copy.deepcopy(llama).to(dtype)(TOKENS).logits
+    exact, narrow = model(TOKENS).logits, copy.deepcopy(model).to(dtype)(TOKENS).logits
     assert_no_worse_than(logits.float(), narrow.float(), exact, slack=2.0)
 
 
 def test_one_configuration_is_for_every_engine(tmp_path):
     """vLLM reads the factor at the top of config.json, Transformers beside the rotation."""
-    export(native(), tmp_path / "out", to="ministral", prompt=TOKENS[0])
+    export(llama(), tmp_path / "out", to="ministral", prompt=TOKENS[0])
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert values["llama_4_scaling"] == {"beta": BETA, "original_max_position_embeddings": 1}
     rope = values["rope_parameters"]
     assert (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) == (BETA, 1)
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
-    page = Path(__file__).parents[2] / "docs" / "serve.md"
+    page = Path(__file__).parents[3] / "docs" / "serve.md"
     for text in (page.read_text(), (tmp_path / "out" / "README.md").read_text()):
         assert "hf-config-path" not in text and "out/vllm" not in text
 
@@ -144,7 +140,7 @@ def test_tied_embeddings_stay_tied(tmp_path):
 
 
 def test_a_free_bias_is_refused_or_fitted_and_the_cost_measured(tmp_path):
-    model = native(rule="ssmax_bias")
+    model = llama("ssmax_bias")
     with pytest.raises(ValueError, match="bias of its own.*hf, onnx.*--fit.*anneal"):
         export(model, tmp_path / "out", to="ministral")
     done = export(model, tmp_path / "out", to="ministral", fit=True)
@@ -194,10 +190,7 @@ def with_projection_bias():
 
 
 REFUSED = {
-    "native QK-norm": (lambda: native(qk_norm=True), "qk_norm.*onnx and torch-export"),
-    "native window": (lambda: native(window=8), "window.*onnx and torch-export"),
-    "native partial rotation": (lambda: native(rotary_dim=8), "rotary_dim.*torch-export"),
-    "a rule that is not affine": (lambda: native(rule="qwen_logn"), "not s log n.*torch-export"),
+    "a rule that is not affine": (lambda: llama("clamp"), "not s log n.*torch-export"),
     "QK-norm": (lambda: converted("qwen3"), "Qwen3ForCausalLM is no Llama.*form hf keeps"),
     "a window": (lambda: windowed(layers="all"), "window of 6.*torch-export"),
     "half converted": (
@@ -242,7 +235,7 @@ class EngineOfTheContract:
 
 
 def test_an_engine_of_the_documented_contract_of_vllm_computes_the_same(tmp_path):
-    model = native()
+    model = llama()
     export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
     with torch.no_grad():
         logits = EngineOfTheContract(tmp_path / "out").model(TOKENS).logits

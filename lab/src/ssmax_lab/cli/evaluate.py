@@ -102,7 +102,7 @@ def evaluate(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Measure a run, or Hugging Face models side by side.
+    """Measure a run, or Hugging Face models beside each other.
 
     Stopped, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
     """
@@ -315,7 +315,7 @@ def _needle(
 
 def _needle_score(
     here: "Measurement", *, length: int | None, depth: float | None, trials: int,
-    digits: int | None, as_json: bool, **options: int,
+    digits: int | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     import numpy as np
 
@@ -354,7 +354,12 @@ def _all(
     here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
     digits: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    needles = {"trials": trials, "digits": _digits(here, digits), "batch": 1, "seed": seed}
+    needles: dict[str, Any] = {
+        "trials": trials,
+        "digits": _digits(here, digits),
+        "batch": 1,
+        "seed": seed,
+    }
     _position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
     _sharpness(here, length=length, documents=documents, as_json=as_json)
     _needle(here, length=[length], depths=depths, as_json=as_json, **needles)

@@ -98,7 +98,7 @@ def reproduce(
     open_page: OpenPage = None,
     json_: Json = False,
 ) -> int:
-    """Reproduce the paper on this machine: train, measure, judge, draw.
+    """Reproduce the paper on this machine, from training to its page.
 
     Stopped, the same command resumes.
     """

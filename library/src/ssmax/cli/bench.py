@@ -47,7 +47,7 @@ def bench(
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Time what SSMax costs over softmax on this machine, for your shape."""
+    """Time SSMax against softmax on this machine, for your shape."""
     check_device(device)
     if dtype is not None and dtype not in BYTES:
         raise UsageError(f"--dtype must be one of {', '.join(BYTES)}, got {dtype!r}")

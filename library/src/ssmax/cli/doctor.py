@@ -1,4 +1,4 @@
-"""`ssmax doctor`: what this machine has for the work, and what each part lacks."""
+"""`ssmax doctor`: what works on this machine, what was never tested on it, and what is missing."""
 
 import dataclasses
 import importlib.metadata
@@ -10,7 +10,6 @@ import platform
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,9 @@ from ssmax.cli.options import Json
 
 ENOUGH_GIB = 5.0
 """Of disk: what a study of the quick preset writes, with room to spare."""
+TESTED = {"python": ((3, 11), (3, 12)), "torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
+"""The oldest and the newest release that the tests ran with; docs/versions.md tells where.
+Transformers' stand in `ssmax.hf`, which refuses older ones."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +29,8 @@ class Check:
 
     name: str
     state: str
-    """fine, missing (something works less well or not at all without it), or broken."""
+    """fine, untested (nobody ran the tests with it), missing (something works less well or not at
+    all without it), or broken."""
     found: str
     advice: str = ""
 
@@ -39,15 +42,15 @@ def doctor(json_: Json = False) -> int:
         print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))
     else:
         for check in checks:
-            print(f"{check.state:8}{check.name:24}{check.found}")
+            print(f"{check.state:10}{check.name:24}{check.found}")
             if check.advice:
-                print(f"{'':32}{check.advice}")
+                print(f"{'':34}{check.advice}")
     return 1 if any(check.state == "broken" for check in checks) else 0
 
 
 def examine() -> Iterator[Check]:
     """Run every check; one that fails is a finding, not an error."""
-    for look in (_python, _torch, _device, _kernels, _compiler, _extras, _disk):
+    for look in (_python, _torch, _device, _kernels, _transformers, _compiler, _extras, _disk):
         try:
             yield from look()
         except Exception as error:  # a broken part must not hide the others
@@ -56,20 +59,27 @@ def examine() -> Iterator[Check]:
 
 
 def _python() -> Iterator[Check]:
-    yield Check(
-        name="python",
-        state="fine",
-        found=f"{platform.python_version()}, {sys.platform} {platform.machine()}",
-    )
-    version = importlib.metadata.version("ssmax")
-    yield Check(name="ssmax", state="fine", found=version)
+    version = platform.python_version()
+    yield _versioned("python", version, f"{version}, {platform.machine()}")
+    system = platform.system()
+    if system == "Linux":
+        yield Check(name="system", state="fine", found=system)
+    else:
+        found = f"{system}: the tests ran on Linux alone"
+        yield Check(name="system", state="untested", found=found)
+    yield Check(name="ssmax", state="fine", found=importlib.metadata.version("ssmax"))
 
 
 def _torch() -> Iterator[Check]:
     import torch
 
-    cuda = f"CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
-    yield Check(name="torch", state="fine", found=f"{torch.__version__}, {cuda}")
+    if torch.version.hip:
+        build = f"ROCm {torch.version.hip}"
+    elif torch.version.cuda:
+        build = f"CUDA {torch.version.cuda}"
+    else:
+        build = "without CUDA"
+    yield _versioned("torch", torch.__version__, f"{torch.__version__}, {build}")
 
 
 def _device() -> Iterator[Check]:
@@ -78,28 +88,43 @@ def _device() -> Iterator[Check]:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = f"{usable} of {os.cpu_count()} for this process"
     yield Check(name="cores", state="fine", found=found)
+    if torch.backends.mps.is_available():
+        found = "Apple's, by MPS: the commands and the Triton kernels do not use it"
+        advice = "in Python tensors and models on 'mps' go through torch's own attention"
+        yield Check(name="gpu", state="untested", found=found, advice=advice)
+        return
     if not torch.cuda.is_available():
-        advice = "the quick preset needs none; small, gpu and paper do"
+        advice = "everything runs on the CPU; the presets small, gpu and paper are made for a GPU"
         yield Check(name="gpu", state="missing", found="none that torch can use", advice=advice)
         return
+    is_amd = torch.version.hip is not None
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
-        yield Check(name=f"gpu {index}", state="fine", found=found)
+        yield Check(
+            name=f"gpu {index}",
+            state="untested" if is_amd else "fine",
+            found=f"{found}; the kernels ran on NVIDIA alone" if is_amd else found,
+            advice="ssmax_attention(backend='math') is torch's own operators" if is_amd else "",
+        )
 
 
 def _kernels() -> Iterator[Check]:
     import torch
 
+    # By its module: builds for ROCm have another name.
     if importlib.util.find_spec("triton") is None:
+        on_linux = platform.system() == "Linux"
         yield Check(
             name="triton",
             state="missing",
             found="not installed: the fused kernels have their reference implementations instead",
-            advice=how_to("ssmax[triton]"),
+            advice=how_to("ssmax[triton]") if on_linux else "there is none for this system",
         )
         return
-    version = importlib.metadata.version("triton")
+    import triton
+
+    version = triton.__version__
     if not torch.cuda.is_available():
         found = f"{version}; its kernels need a GPU, the reference implementations run here"
         yield Check(name="triton", state="fine", found=found)
@@ -111,9 +136,39 @@ def _kernels() -> Iterator[Check]:
     factor = torch.rand(4, 37, device="cuda")
     fused, plain = (rope_scale(q, k, *tables, factor, impl=i)[0] for i in ("triton", "reference"))
     error = (fused - plain).abs().max().item()
-    state = "fine" if error < 1e-5 else "broken"
-    found = f"{version}; rope_scale agrees with its twin to {error:.0e}"
-    yield Check(name="triton", state=state, found=found)
+    found = f"{version}; rope_scale agrees with its reference to {error:.0e}"
+    if error < 1e-5:
+        yield _versioned("triton", version, found)
+    else:
+        yield Check(name="triton", state="broken", found=found)
+
+
+def _transformers() -> Iterator[Check]:
+    # Where it is not installed, the extras say so.
+    if _is_installed("transformers"):
+        from ssmax.hf.hook import NEWEST, OLDEST
+
+        version = importlib.metadata.version("transformers")
+        yield _versioned("transformers", version, version, tested=(OLDEST, NEWEST))
+
+
+def _versioned(
+    name: str,
+    version: str,
+    found: str,
+    *,
+    tested: tuple[tuple[int, int], tuple[int, int]] | None = None,
+) -> Check:
+    """A release between those that were tested is fine, a later one untested, an older broken."""
+    oldest, newest = tested or TESTED[name]
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < oldest:
+        advice = f"ssmax needs {oldest[0]}.{oldest[1]} or later"
+        return Check(name=name, state="broken", found=found, advice=advice)
+    if numbers > newest:
+        advice = f"the tests ran with {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+        return Check(name=name, state="untested", found=found, advice=advice)
+    return Check(name=name, state="fine", found=found)
 
 
 def _compiler() -> Iterator[Check]:

@@ -76,7 +76,9 @@ def _drawn(source: Path, length: int) -> list[int]:
     from ssmax.export.forms import CONFIG
 
     values: dict[str, Any] = json.loads((source / CONFIG).read_text())
-    size = values.get("vocab_size") or values["text_config"]["vocab_size"]
+    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
+    if not size:
+        raise UsageError(f"{source / CONFIG} must say vocab_size; give the folder of a whole model")
     return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 

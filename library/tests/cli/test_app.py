@@ -1,0 +1,245 @@
+"""`ssmax` from the command line: bad usage is one line, a bug a traceback, logs go apart."""
+
+import io
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from ssmax import cli
+from ssmax._progress import log_progress, logging_to_terminal
+from ssmax.errors import MachineError, NonfiniteError, UsageError
+
+# What is typed, and what the one line must say.
+BAD = [
+    ("frob", "No such command 'frob'"),
+    ("convert nowhere out", "there is no"),
+    ("convert afile/x out", "there is no"),
+    ("export nowhere out --to hf", "there is no folder nowhere"),
+    ("export texts out --to hf", "config.json"),
+    ("export texts afile --to hf", "not an empty folder"),
+    ("export texts out --to gguff", "gguff"),
+    ("export texts out --to hf --text nowhere", "there is no file nowhere"),
+    ("export texts out --to hf --check-tokens 1", "--check-tokens"),
+    ("bench --heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads"),
+    ("bench --dtype int8", "--dtype must be one of"),
+    ("bench --tokens 0", "--tokens must be at least 1"),
+    ("bench --heads 0", "--heads must be at least 1"),
+    ("bench --kv-heads 0", "--kv-heads must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), BAD, ids=[typed for typed, _ in BAD])
+def test_bad_usage_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, typed, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").touch()
+    (tmp_path / "texts").mkdir()
+    assert cli.run(typed.split()) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("ssmax: ") and err.count("\n") == 1 and "Errno" not in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["afile", "texts"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("give another"), 2),
+        (MachineError(28, "no room"), 1),
+        (NonfiniteError("nan at step 7"), 1),
+        (PermissionError(13, "not yours"), 1),
+    ],
+)
+def test_what_is_no_bug_is_one_line(monkeypatch, capsys, error, code):
+    def raises():
+        raise error
+
+    monkeypatch.setattr("ssmax.cli.doctor.examine", raises)
+    assert cli.run(["doctor"]) == code
+    err = capsys.readouterr().err
+    assert err.startswith("ssmax: ") and err.count("\n") == 1 and "Errno" not in err
+
+
+@pytest.mark.parametrize("bug", [ValueError("not a word"), KeyError("x"), FileNotFoundError("y")])
+def test_a_bug_keeps_its_traceback(monkeypatch, bug):
+    def raises():
+        raise bug
+
+    monkeypatch.setattr("ssmax.cli.doctor.examine", raises)
+    with pytest.raises(type(bug)) as raised:
+        cli.run(["doctor"])
+    assert raised.value is bug
+
+
+def test_a_bug_exits_with_1():
+    code = (
+        "from ssmax.cli import doctor, main\n"
+        "def raises(): raise ValueError('not a word')\n"
+        "doctor.examine = raises\n"
+        "import sys; sys.argv = ['ssmax', 'doctor']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr and done.stderr.endswith("ValueError: not a word\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def logged(stream):
+    logger = logging.getLogger("ssmax.somewhere")
+    with logging_to_terminal(stream):
+        logger.info("begins")
+        for step in range(1, 5):
+            log_progress(logger, "step", step, 4, f"loss {step}.5")
+        logger.warning("an s is below 0")
+    logger.info("nobody reads this")
+    return stream.getvalue()
+
+
+def test_progress_is_one_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    out = logged(Terminal())
+    shown = [line.split("\r\x1b[K")[-1] for line in out.split("\n")]
+    assert shown == ["begins", "an s is below 0", ""]
+    bars = [part for part in out.split("\r\x1b[K") if part.startswith("[")]
+    assert bars[1] == "[##########----------] step 2/4  loss 2"  # cut where a line would wrap
+    assert len(bars) == 4
+
+
+def test_elsewhere_progress_is_a_line_every_few_seconds():
+    lines = logged(io.StringIO()).splitlines()
+    assert lines == ["begins", "step 1/4  loss 1.5", "step 4/4  loss 4.5", "an s is below 0"]
+
+
+def test_a_library_that_nobody_configured_is_silent(capsys):
+    logging.getLogger("ssmax.somewhere").warning("an s is below 0")
+    assert logging.getLogger("ssmax").handlers
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_application_decides_where_a_librarys_lines_go(caplog):
+    log_progress(logging.getLogger("ssmax.somewhere"), "step", 1, 2)
+    logging.getLogger("ssmax.somewhere").warning("an s is below 0")
+    assert caplog.messages == ["an s is below 0"]
+
+
+def test_other_ranks_are_silent(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert logged(io.StringIO()) == ""
+
+
+def test_a_reader_that_leaves_stops_nothing():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    logged(Closed())
+
+
+def test_the_doctor_looks_at_everything(capsys):
+    assert cli.run(["doctor"]) == 0
+    assert "torch" in capsys.readouterr().out
+    assert cli.run(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert {"python", "torch", "triton", "disk", "ssmax[hf]"} <= set(checks)
+    assert checks["torch"]["state"] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("set_to", "found"),
+    [
+        (None, "c++"),
+        ("", "c++"),
+        ("  ", "c++"),
+        ("g++", "g++"),
+        ("g++ -O2 -I wrapper", "g++"),
+        ("wrapper g++", "g++"),
+        ("wrapper g++ -std=c++17", "g++"),
+        # As "zig c++" may be, of which only the first is a program.
+        ("wrapper cxx", "wrapper"),
+        ("nowhere -O2", None),
+        ("-O2", None),
+    ],
+)
+def test_the_doctor_finds_the_compiler_among_the_words_of_cxx(tmp_path, monkeypatch, set_to, found):
+    from ssmax.cli import doctor
+
+    for name in ("c++", "g++", "wrapper"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("CXX", set_to)
+    (check,) = doctor._compiler()
+    assert check.state == ("fine" if found else "missing")
+    assert not found or check.found == str(tmp_path / found)
+
+
+def test_what_installs_an_extra_is_right_for_a_release_and_for_a_checkout(monkeypatch):
+    from ssmax._extras import require
+    from ssmax.cli import doctor
+
+    hint = "pip install 'ssmax[hf]', or `make install` in a checkout"
+    with pytest.raises(ImportError) as raised:
+        require("no_such_package", install="ssmax[hf]", purpose="ssmax convert")
+    assert str(raised.value).endswith(hint)
+    monkeypatch.setattr(doctor, "_is_installed", lambda name: name.startswith("ssmax"))
+    assert hint in {check.advice for check in doctor.examine()}
+
+
+def test_a_part_that_is_broken_does_not_hide_the_others(monkeypatch, capsys):
+    from ssmax.cli import doctor
+
+    def _kernels():
+        raise RuntimeError("no kernel image")
+        yield
+
+    monkeypatch.setattr(doctor, "_kernels", _kernels)
+    assert cli.run(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert re.search("broken +kernels +RuntimeError: no kernel image", out) and "disk" in out
+
+
+def test_bench_tells_the_cost_of_a_shape(capsys):
+    typed = "bench --tokens 16 --heads 4 --kv-heads 2 --head-dim 8 --device cpu"
+    assert cli.run([*typed.split(), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["heads"], told["kv_heads"]) == (4, 2)
+    costs = told["costs"]
+    assert [cost["mode"] for cost in costs] == ["forward", "forward+backward"]
+    assert all(cost["ratio"] > 0 for cost in costs)
+    assert cli.run(typed.split()) == 0
+    assert "softmax" in capsys.readouterr().out
+
+
+def test_a_shape_that_no_memory_holds_is_one_line(capsys):
+    assert cli.run(["bench", "--tokens", "100000000", "--device", "cpu"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "GiB" in told and "fewer --tokens" in told
+
+
+@pytest.mark.parametrize("name", ["nomodel", "./a/b", "/nowhere", "a/b/", "a/b/c"])
+def test_what_is_no_name_on_the_hub_is_not_looked_for_there(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ssmax.hf.sources._answers", lambda _: pytest.fail("it was asked"))
+    assert cli.run(["convert", name, "out"]) == 2
+    assert "there is no" in (told := capsys.readouterr().err) and told.count("\n") == 1
+
+
+def test_a_hub_that_does_not_answer_is_told_in_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ssmax.hf.sources.SECONDS_FOR_THE_HUB", 0.5)
+    # It takes connections, and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        assert cli.run(["convert", "some/model", "out"]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1 and f"{address} cannot be reached" in told

@@ -141,6 +141,11 @@ def read_figures(texts: Sequence[str]) -> list[int] | None:
     return sorted(set(figures)) or None
 
 
+def is_computed(figures: Sequence[int] | None) -> bool:
+    """Say whether these figures are mathematics, for which nothing has to be done."""
+    return figures is not None and not any(_KINDS[figure] for figure in figures)
+
+
 def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
     one = CONFIGURATIONS[name]
     if kind == "pretrain":

@@ -10,8 +10,6 @@ MOST_READS = 4
 """Text read more often than this teaches a model little more (arXiv 2305.16264)."""
 EMBEDDED_TOKENS = 4_000_000
 """About as many GPT-2 tokens has the embedded text."""
-TOKENS_TRAINED = {"quick": 2_048_000, "small": 65_536_000, "gpu": 250_019_840}
-"""Tokens that a pretraining sees, of every preset whose default text is the embedded one."""
 
 
 def check_embedded_is_enough(preset: str, tokens: int) -> None:

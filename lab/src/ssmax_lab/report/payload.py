@@ -94,99 +94,79 @@ def note(findings: Findings) -> str:
     """Say what the verdicts can and cannot tell, from the study's own settings and records."""
     study = findings.study
     preset, _, variant = study["preset"].partition(":")
-    changed = _overrides(findings.commands)
+    words = [word for command in findings.commands for word in shlex.split(command)]
+    changed = [
+        after if word == "--set" else word.removeprefix("--set=")
+        for word, after in pairwise([*words, ""])
+        if word == "--set" or word.startswith("--set=")
+    ]
+    added = []
+    if study.get("tokenizer") == "gpt2-digits":
+        added.append("every digit is a token")
+    if any(one.startswith("hidden") for one in study.get("questions", "").split("+")):
+        added.append("fine-tuning asks for numbers hidden in the training's text")
     sentences = [
         f"The variant {variant} of the {preset} preset." if variant else "",
-        f"Changed with --set: {', '.join(changed)}." if changed else "",
+        f"Changed with --set: {', '.join(dict.fromkeys(changed))}." if changed else "",
         _trained(study),
         _runs(findings.runs),
         NOTES.get(preset, ""),
-        _added(study),
+        "Added to the paper's recipe, for numbers to be looked up after few tokens: "
+        f"{', and '.join(added)}."
+        if added
+        else "",
     ]
     return " ".join(filter(None, sentences))
 
 
 def _trained(study: Mapping[str, Any]) -> str:
     """The model and its training; nothing where the study does not tell all of it."""
-    model = study["pretraining"]["model"]
+    model, run = study["pretraining"]["model"], study["pretraining"].get("run", {})
     try:
-        steps = study["pretraining"]["run"]["steps"]
-        tokens = study["pretraining"]["run"]["batch_size"] * model["train_length"]
-        layers = f"{model['num_layers']} layers of {model['num_heads']} heads"
-        parameters = f"{_rounded(_num_parameters(model))} parameters"
+        hidden_size, heads, head, rotated, window = (
+            model[name] for name in ("hidden_size", "num_heads", "head_dim", "rotary_dim", "window")
+        )
+        head = head or hidden_size // heads
+        # Of (a); what other rules learn besides is a few numbers a head.
+        attention = 2 * hidden_size * head * (heads + (model["num_kv_heads"] or heads))
+        block = (
+            attention + 2 * head * model["qk_norm"] + 3 * hidden_size * model["intermediate_size"]
+        )
+        count = model["num_layers"] * (block + 2 * hidden_size) + hidden_size
+        count += 2 * hidden_size * model["vocab_size"]
+        theta, tokens = model["theta"], run["batch_size"] * model["train_length"]
+        positions = f"rotary base {theta:,.10g} ({theta * study['theta_factor']:,.10g} in tests)"
+        if rotated is not None:
+            some = f"{positions} on {rotated} of a head's {head} channels"
+            positions = some if rotated else "no rotary positions"
+        if window:
+            spared = f" but for one layer in {model['full_every']}" if model["full_every"] else ""
+            positions += f", windows of {window} keys{spared}"
         is_papers = model.items() >= PAPERS_MODEL.items()
         whose = "The paper's" if is_papers else "A"
-        is_smaller = is_papers and tokens < PAPERS_TOKENS_A_STEP
-        papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}" if is_smaller else ""
+        papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}"
         return (
-            f"{whose} model of {parameters}: {layers}, hidden size {model['hidden_size']}, "
-            f"{_positions(study)}. It is trained for {_rounded(steps * tokens)} tokens, "
-            f"{steps:,} steps of {tokens:,}{papers}."
+            f"{whose} model of {_rounded(count)} "
+            f"parameters: {model['num_layers']} layers of {heads} heads, hidden size "
+            f"{hidden_size}, {positions}. It is trained for {_rounded(run['steps'] * tokens)} "
+            f"tokens, {run['steps']:,} steps of {tokens:,}"
+            f"{papers if is_papers and tokens < PAPERS_TOKENS_A_STEP else ''}."
         )
     except KeyError:
         return ""
 
 
-def _num_parameters(model: Mapping[str, Any]) -> int:
-    """Of (a); what other rules learn besides is a few numbers a head."""
-    hidden_size, heads = model["hidden_size"], model["num_heads"]
-    head = model.get("head_dim") or hidden_size // heads
-    kv_heads = model.get("num_kv_heads") or heads
-    attention = 2 * hidden_size * head * (heads + kv_heads) + 2 * head * bool(model.get("qk_norm"))
-    block = attention + 3 * hidden_size * model["intermediate_size"] + 2 * hidden_size
-    return model["num_layers"] * block + hidden_size + 2 * hidden_size * model["vocab_size"]
-
-
-def _positions(study: Mapping[str, Any]) -> str:
-    """How a model tells positions, and what it sees of them."""
-    model = study["pretraining"]["model"]
-    head = model.get("head_dim") or model["hidden_size"] // model["num_heads"]
-    rotated, theta = model.get("rotary_dim"), model["theta"]
-    at_test = theta * study["theta_factor"]
-    some = "" if rotated is None else f" on {rotated} of a head's {head} channels"
-    rotary = f"rotary base {theta:,.10g} ({at_test:,.10g} in tests){some}"
-    window, full_every = model.get("window"), model.get("full_every")
-    spared = f" but for one layer in {full_every}" if full_every else ""
-    seen = f", windows of {window} keys{spared}" if window else ""
-    return ("no rotary positions" if rotated == 0 else rotary) + seen
-
-
 def _runs(runs: Mapping[str, int]) -> str:
     """How many of which configuration, the most first."""
-    if not runs:
-        return ""
     alike = {n: [name for name in runs if runs[name] == n] for n in sorted({*runs.values()})[::-1]}
-    most, least = max(alike), min(alike)
-    if most == least:
-        return f"{most} run{'s' * (most > 1)} of each configuration."
+    if len(alike) < 2:
+        return "".join(f"{n} run{'s' * (n > 1)} of each configuration." for n in alike)
     told = []
     for n, names in alike.items():
-        is_rest = n == least and len(names) > 1
+        is_rest = n == min(alike) and len(names) > 1
         which = "each other configuration" if is_rest else ", ".join(map(in_words, names))
         told.append(f"{n} of {which}")
     return f"Runs: {'; '.join(told)}."
-
-
-def _added(study: Mapping[str, Any]) -> str:
-    """What a study adds to the paper's recipe."""
-    sources = [source.partition(":")[0] for source in study.get("questions", "").split("+")]
-    added = []
-    if study.get("tokenizer") == "gpt2-digits":
-        added.append("every digit is a token")
-    if "hidden" in sources:
-        added.append("fine-tuning asks for numbers hidden in the training's text")
-    words = "Added to the paper's recipe, for numbers to be looked up after few tokens: "
-    return f"{words}{', and '.join(added)}." if added else ""
-
-
-def _overrides(commands: Iterable[str]) -> list[str]:
-    """What was given to --set, each once."""
-    given = []
-    for command in commands:
-        words = shlex.split(command)
-        given += [after for word, after in pairwise(words) if word == "--set"]
-        given += [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
-    return list(dict.fromkeys(given))
 
 
 def _rounded(count: int) -> str:

@@ -82,11 +82,13 @@ def plan(
     seeds: int | None = None,
     first_seed: int = 0,
     figures: Sequence[int] | None = None,
+    has_text: bool = False,
 ) -> list[Job]:
     """List the jobs in an order in which they can be done.
 
     A run is trained and measured, then the next: whoever is interrupted has whole results.
-    `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
+    `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs, and
+    `has_text` the preparing of the text.
     """
     if first_seed < 0:
         raise UsageError(f"first_seed must be at least 0, got {first_seed}")
@@ -112,7 +114,8 @@ def plan(
             return
         one = CONFIGURATIONS[name]
         if kind == "pretrain":
-            yield add("data")
+            if not has_text:
+                yield add("data")
             # It is (a) until its last steps.
             if one.applied == "last steps" and seed - first_seed < count.get("a", 0):
                 yield add("pretrain", "a", seed)

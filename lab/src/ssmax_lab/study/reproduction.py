@@ -88,14 +88,13 @@ def reproduce(
     was typed.
     """
     jobs = plan(
-        study, configurations=configurations, seeds=seeds, first_seed=first_seed, figures=figures
+        study,
+        configurations=configurations,
+        seeds=seeds,
+        first_seed=first_seed,
+        figures=figures,
+        has_text=data is not None,
     )
-    if data is not None:
-        jobs = [
-            dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
-            for job in jobs
-            if job.kind != "data"
-        ]
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise UsageError(f"workers must be at least 1, got {many}")

@@ -42,7 +42,7 @@ from ssmax import (
 )
 from ssmax.ops.backends import attend
 from ssmax.ops.rope_scale.api import rope_ssmax
-from ssmax.ops.visible import visibility
+from ssmax.ops.visible import mask_spec
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
@@ -184,8 +184,8 @@ def yardstick(x: Inputs) -> tuple[Tensor, Tensor]:
 
 def ours(x: Inputs) -> tuple[Tensor, Tensor]:
     q, k = rope_ssmax(x.q, x.k_new, x.cos, x.sin, x.n, x.s, x.b)
-    mask_spec = visibility(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
-    return for_projection(attend(q, keys_of(x, k), x.v, mask_spec)), k.detach()
+    spec = mask_spec(q.shape[2], x.v.shape[2], is_causal=True, device=q.device)
+    return for_projection(attend(q, keys_of(x, k), x.v, spec)), k.detach()
 
 
 def scaled_query(rotate: Callable[[Inputs], tuple[Tensor, Tensor]], x: Inputs):

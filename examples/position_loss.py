@@ -43,7 +43,7 @@ def main() -> None:
         return measure_position_loss(HFCausalLM(model), rows, run=name, provenance=here, batch=8)
 
     if not is_converted(model):
-        ssmax.hf.convert(model, init="clamp", train_length=asked.train_length)
+        ssmax.hf.convert(model, rule="clamp", train_length=asked.train_length)
     after = measured("after")
     ssmax.hf.revert(model)
     before = measured("before")

@@ -16,7 +16,7 @@ import torch
 
 import ssmax
 from ssmax import nn
-from ssmax.ops.visible import visibility
+from ssmax.ops.visible import mask_spec
 from ssmax_lab.train import TrainConfig
 from ssmax_lab.train.config import ConvertedTrainConfig
 
@@ -167,7 +167,7 @@ BAD = {
     "num_keys negative in a tensor": (lambda: attend(num_keys=torch.tensor([1, 2, -3, 4, 5, 6])), "num_keys must be at least 1"),
     "num_keys of another length": (lambda: attend(num_keys=torch.ones(5)), r"broadcast to \(6 queries,\).*got \(5,\)"),
     "num_keys boolean": (lambda: attend(num_keys=TOKENS), "num_keys must be numbers"),
-    "unknown backend": (lambda: attend(backend="flashy"), "one of auto, cudnn, flash, efficient, math, varlen, flex, eager, got 'flashy'"),
+    "unknown backend": (lambda: attend(backend="flashy"), "one of auto, cudnn, flash, efficient, math, varlen, eager, got 'flashy'"),
     "cudnn on the CPU": (lambda: attend(backend="cudnn"), "backend='cudnn' cannot serve this call: it needs CUDA"),
     "dropout 1": (lambda: attend(dropout_p=1.0), "dropout_p must be at least 0 and below 1"),
     "scale of NaN": (lambda: attend(scale=math.nan), "scale must be a finite number"),
@@ -247,8 +247,8 @@ BAD = {
     "a layer with dropout 1.5": (lambda: nn.SelfAttention(32, 4, rule="softmax", dropout_p=1.5), "dropout_p must be"),
     "a layer with window -3": (lambda: nn.SelfAttention(32, 4, rule="softmax", window=-3), "window must be at least 1"),
     "padding of another batch for a layer": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(3, 6, 32), key_padding_mask=TOKENS), "a row for each of the 3 rows"),
-    "mask_spec of other tokens": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(1, 5, 32), mask_spec=visibility(3, 3, is_causal=True)), "mask_spec must be of 5 queries"),
-    "mask_spec and padding": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(2, 6, 32), mask_spec=visibility(6, 6, is_causal=True), key_padding_mask=TOKENS), "mask_spec says what is visible"),
+    "mask_spec of other tokens": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(1, 5, 32), mask_spec=mask_spec(3, 3, is_causal=True)), "mask_spec must be of 5 queries"),
+    "mask_spec and padding": (lambda: nn.SelfAttention(32, 4, rule="softmax")(torch.ones(2, 6, 32), mask_spec=mask_spec(6, 6, is_causal=True), key_padding_mask=TOKENS), "mask_spec says what is visible"),
     "a negative theta": (lambda: nn.RotaryEmbedding(4, theta=-1.0), "theta must be positive"),
     "n of three dimensions": (lambda: nn.SSMaxScale(4, "softmax")(torch.ones(2, 4, 3).long()), "num_keys must be"),
     "a table of another length": (lambda: nn.SSMaxScale(4, "probe", 1024, table=nn.ProbeTable(16)), "ends at n = 16, train_length is 1024"),

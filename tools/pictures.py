@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ssmax import visible_keys
-from ssmax.ops.visible import visibility
+from ssmax.ops.visible import mask_spec
 from ssmax_lab.report.figures import figure1
 from ssmax_lab.report.style import as_svg
 
@@ -48,7 +48,7 @@ def picture(case: dict[str, Any]) -> str:
     """One row per query, one column per key; what is seen is filled, and n stands at the end."""
     options = {"is_causal": False, **case}
     queries, keys = options.pop("num_queries"), options.pop("num_keys")
-    seen = visibility(queries, keys, **options).visible_mask()[0, 0]
+    seen = mask_spec(queries, keys, **options).visible_mask()[0, 0]
     n = visible_keys(queries, keys, **options).view(-1).tolist()
     step = CELL + GAP
     width, height = LEFT + step * keys + 44, TOP + step * queries + 6

@@ -48,7 +48,7 @@ def folders(tmp_path_factory):
     """The same weights as they are, under `clamp`, and with an s; all folders called model."""
     home = tmp_path_factory.mktemp("models")
     found = {"softmax": write_model("tiny-a-qa", home / "softmax" / "model", theta=1.6e5)}
-    for name, options in {"clamp": {"init": "clamp", "train_length": 64}, "s": {}}.items():
+    for name, options in {"clamp": {"rule": "clamp", "train_length": 64}, "s": {}}.items():
         model = ssmax.hf.convert(load(found["softmax"]), **options)
         with torch.no_grad():
             for key, value in model.named_parameters():
@@ -166,7 +166,7 @@ def test_the_s_of_a_converted_folder_goes_on_learning(folders, tmp_path):
     assert out.startswith("24 numbers learn")
     assert "loaded onto the base again, the same model" in out
     said = refused("train_only_s.py", folders["clamp"], *options, home=tmp_path)
-    assert "the rule 'qwen_logn' of this model has nothing that could learn" in said
+    assert "the rule 'clamp' of this model has nothing that could learn" in said
 
 
 @pytest.mark.parametrize("script", ["position_loss.py", "train_only_s.py", "needle_map.py"])

@@ -81,7 +81,7 @@ def test_a_converted_model_answers_the_same_in_any_batch(folders):
     same = answered(model, folders["tiny-a-qa"])
     assert same[1] == before[1] and same[2].equal(before[2])
     ssmax.hf.revert(model)
-    ssmax.hf.convert(model, init="clamp", train_length=64)
+    ssmax.hf.convert(model, rule="clamp", train_length=64)
     one_by_one, together = (answered(model, folders["tiny-a-qa"], batch=n) for n in (1, 8))
     assert one_by_one[1] == together[1]
     torch.testing.assert_close(one_by_one[2], together[2], atol=1e-3, rtol=1e-4)

@@ -112,7 +112,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
         in_words="a model trained with polylog", loses_more_than=("b",),
     ),
     "entropy_invariant": _at_test_time("entropy_invariant", "log n / log L", "#8A2BE2"),
-    "qwen_logn": _at_test_time("qwen_logn", "Qwen log-n", "#B8860B"),
+    "clamp": _at_test_time("clamp", "Qwen log-n", "#B8860B"),
     "llama4": _at_test_time("llama4", "Llama 4", "#708090"),
     "yarn": _at_test_time("yarn", "YaRN temperature", "#B22222"),
     # The control of the four before it: it knows nothing of n.

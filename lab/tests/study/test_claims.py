@@ -127,14 +127,14 @@ def test_sharpness_in_the_heads_is_ours_and_from_the_training_length_on():
 
 def test_rules_applied_at_test_time_are_compared_where_they_were_measured():
     found = findings()
-    found.position_losses["qwen_logn"] = found.position_losses["f"]
+    found.position_losses["clamp"] = found.position_losses["f"]
     after = [one for one in judge(found, HERE) if "applied at test time" in one.text]
     assert [(one.claim, one.is_ours, one.verdict) for one in after] == [
         ("C5", True, "supported"), ("C5", True, "supported"),
     ]  # fmt: skip
     # 0.3 nats a step: (f) is three from (a), and three from (b).
     assert [one.effect for one in after] == pytest.approx([-0.9, -0.9])
-    assert "(a) with qwen_logn applied at test time loses less than (a)" in after[0].text
+    assert "(a) with clamp applied at test time loses less than (a)" in after[0].text
 
 
 def test_what_else_was_trained_is_compared_where_it_was_measured():

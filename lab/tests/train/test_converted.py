@@ -329,7 +329,7 @@ BAD = {
 def test_bad_usage_is_one_line_and_exit_code_2(models, tmp_path, monkeypatch, capsys, typed):
     monkeypatch.chdir(models)
     if "clamp" in typed and not (models / "llama-clamp").exists():
-        convert = ["convert", "llama", "llama-clamp", "--init", "clamp", "--train-length", "64"]
+        convert = ["convert", "llama", "llama-clamp", "--rule", "clamp", "--train-length", "64"]
         assert ssmax.cli.run(convert) == 0
     if typed == "bert" and not (models / "bert").exists():
         config = tf.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

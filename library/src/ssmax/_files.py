@@ -29,7 +29,7 @@ _UNUSABLE = {
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a path where no folder can be, since it or one above it is a file."""
+    """Raise on a path where no folder can be, since it or one above it is a file."""
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
@@ -38,7 +38,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a path where something is that would be lost."""
+    """Refuse a path where something is that would be lost, or where no folder can be."""
+    check_folder(folder.parent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; give another one")
 
@@ -147,7 +148,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse a folder that another process is writing; the lock goes with its process."""
+    """Lock a folder; raise if another process is writing it. The lock goes with its process."""
     import fcntl  # only where there is POSIX, which reading does not need
 
     with _usable(folder):

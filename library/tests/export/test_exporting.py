@@ -29,7 +29,7 @@ PROMPT = tokens_of(batch=1, length=150)[0].tolist()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "qwen_logn", "softmax", "probe"])
+@pytest.mark.parametrize("rule", ["ssmax", "ssmax_bias", "clamp", "softmax", "probe"])
 def test_hf_keeps_every_rule(rule, tmp_path):
     model = llama(rule, train_length=256)
     done = export(model, tmp_path / "out", to="hf", prompt=PROMPT)

@@ -190,7 +190,7 @@ def with_projection_bias():
 
 
 REFUSED = {
-    "a rule that is not affine": (lambda: llama("qwen_logn"), "not s log n.*torch-export"),
+    "a rule that is not affine": (lambda: llama("clamp"), "not s log n.*torch-export"),
     "QK-norm": (lambda: converted("qwen3"), "Qwen3ForCausalLM is no Llama.*form hf keeps"),
     "a window": (lambda: windowed(layers="all"), "window of 6.*torch-export"),
     "half converted": (

@@ -50,7 +50,7 @@ def split(model, folder):
 
 
 def clamped():
-    return ssmax.hf.convert(build("llama"), init="clamp", train_length=4)
+    return ssmax.hf.convert(build("llama"), rule="clamp", train_length=4)
 
 
 @torch.no_grad()

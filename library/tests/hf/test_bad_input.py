@@ -223,13 +223,13 @@ BAD = {
     ),
     "learning what nothing can": (
         lambda m, _: ssmax.hf.freeze_all_but_ssmax(
-            ssmax.hf.convert(m, init="clamp", train_length=8)
+            ssmax.hf.convert(m, rule="clamp", train_length=8)
         ),
-        r"rule 'qwen_logn' of this model has nothing that could learn \(init='clamp'\)",
+        r"rule 'clamp' of this model has nothing that could learn",
     ),
     "compiled": (lambda m, _: ssmax.hf.convert(torch.compile(m)), "before torch.compile"),
     "paper": (lambda m, _: ssmax.hf.convert(m, init="paper"), "needs train_length"),
-    "clamp": (lambda m, _: ssmax.hf.convert(m, init="clamp"), "needs train_length"),
+    "clamp": (lambda m, _: ssmax.hf.convert(m, rule="clamp"), "needs train_length"),
     "anneal": (lambda m, _: ssmax.hf.convert(m, init="anneal"), "needs train_length"),
     "init": (lambda m, _: ssmax.hf.convert(m, init="zero"), "init must be one of identity, paper"),
     "rule": (lambda m, _: ssmax.hf.convert(m, rule="softmx"), "rule must be one of"),
@@ -242,7 +242,8 @@ BAD = {
         lambda m, _: ssmax.hf.convert(m, rule="temperature", bias=True), "belongs to rule='ssmax'",
     ),
     "bias of clamp": (
-        lambda m, _: ssmax.hf.convert(m, init="clamp", train_length=8, bias=True), "leave it out",
+        lambda m, _: ssmax.hf.convert(m, rule="clamp", train_length=8, bias=True),
+        "belongs to rule='ssmax'",
     ),
     "no bias of a rule that has one": (
         lambda m, _: ssmax.hf.convert(
@@ -440,7 +441,7 @@ BAD = {
     ),
     "an s that is NaN": (
         lambda m, _: ssmax.hf.verify(with_nan(m, layer=0)),
-        r"what 'model.layers.1.self_attn' reads is NaN .*; without s and b the model is finite",
+        r"bias holds NaN; the training that made it has diverged",
     ),
     "a class that nobody trusted": (
         lambda m, folder: ssmax.hf.from_pretrained(untrusted(m, folder)),

@@ -235,7 +235,7 @@ def test_rules_that_start_as_softmax(rule):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("rule", ["qwen_logn", "yarn", "llama4", "ministral3"])
+@pytest.mark.parametrize("rule", ["clamp", "yarn", "llama4", "ministral3"])
 def test_rules_that_are_softmax_up_to_a_length_take_identity(rule, tmp_path):
     before = build("llama")(tokens_of()).logits
     model = ssmax.hf.convert(build("llama"), rule=rule, train_length=4)
@@ -333,7 +333,7 @@ def test_paper_and_clamp_start_where_they_say():
     assert scale.rule == "ssmax" and scale.s[0].item() == pytest.approx(0.1685, abs=1e-4)
     plain = build("llama")
     before = plain(input_ids=tokens_of(1, 20)).logits
-    clamped = ssmax.hf.convert(plain, init="clamp", train_length=10)
+    clamped = ssmax.hf.convert(plain, rule="clamp", train_length=10)
     after = clamped(input_ids=tokens_of(1, 20)).logits
     assert torch.equal(after[:, :10], before[:, :10])
     assert not torch.allclose(after[:, 11:], before[:, 11:], atol=1e-4)
@@ -461,8 +461,8 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
     from ssmax.hf import hook
 
     model = ssmax.hf.convert(build("llama"))
-    real = hook.visible_keys
-    monkeypatch.setattr(hook, "visible_keys", lambda *a: real(*a) + 1)
+    real = hook.count_keys
+    monkeypatch.setattr(hook, "count_keys", lambda *a, **_: real(*a) + 1)
     with pytest.raises(ValueError, match=r"counts n = \[2, 3"):
         ssmax.hf.verify(model)
 
@@ -476,7 +476,7 @@ def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
 
 def test_verify_finds_a_step_of_decoding_that_is_taken_for_another(monkeypatch):
     model = ssmax.hf.convert(build("llama"))
-    monkeypatch.setattr("ssmax.hf.hook.known_keys", lambda *asked: asked[3].shape[2])
+    monkeypatch.setattr("ssmax.hf.hook.count_keys", lambda *asked, **_: asked[3].shape[2])
     with pytest.raises(ValueError, match=r"counts n = \[12, 12"):
         ssmax.hf.verify(model)
 
@@ -493,7 +493,7 @@ def test_a_config_that_models_share_tells_of_one_conversion():
         ssmax.hf.freeze_all_but_ssmax(two)
     # The second would write its conversion over the first's, and take it away on its way back.
     with pytest.raises(ValueError, match="another model's too has to be copied"):
-        ssmax.hf.convert(two, init="clamp", train_length=8)
+        ssmax.hf.convert(two, rule="clamp", train_length=8)
     ssmax.hf.revert(one)
     assert ssmax.hf.verify(ssmax.hf.convert(two)).layers == 2
 
@@ -519,19 +519,19 @@ def test_verify_finds_an_ssmax_that_was_lost():
     ],
 )  # fmt: skip
 def test_two_way_windows_of_flash_attention_count_within_their_document(mask, options, wanted):
-    from ssmax.hf.counting import visible_keys
+    from ssmax.hf.masks import count_keys
 
     module = torch.nn.Module()
     module.is_causal = False
     x = torch.zeros(1, 1, 6, 2)
     options = {key: torch.tensor(value, dtype=torch.int32) for key, value in options.items()}
     given = None if mask is None else torch.tensor(mask)
-    found = visible_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
+    found = count_keys("flash", module, x, x, given, {"sliding_window": 2, **options})
     assert found.flatten().tolist()[-len(wanted) :] == wanted
 
 
 def test_bounds_of_flash_attention_go_through_all_rows_of_a_batch():
-    from ssmax.hf.counting import visible_keys
+    from ssmax.hf.masks import count_keys
 
     module, x = torch.nn.Module(), torch.zeros(2, 1, 5, 2)
     # The second document is in both rows.
@@ -543,7 +543,7 @@ def test_bounds_of_flash_attention_go_through_all_rows_of_a_batch():
         (False, [[2, 2, 5, 5, 5], [5, 5, 3, 3, 3]]),
     ):
         module.is_causal = causal
-        assert visible_keys("flash", module, x, x, None, options).tolist() == wanted
+        assert count_keys("flash", module, x, x, None, options).tolist() == wanted
 
 
 def test_threads_that_convert_at_once_install_one_hook(monkeypatch):

@@ -17,7 +17,7 @@ import transformers
 from tiny_models import build, randomise, tokens_of
 
 import ssmax.hf
-from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.bundle import bundle
 from ssmax.hf.hook import install
 from ssmax.nn import RULES, Rule
 
@@ -203,12 +203,13 @@ def test_in_memory_a_config_of_remote_code_is_of_the_plain_type(tmp_path):
     assert peft.get_peft_model(model, config).get_nb_trainable_parameters()[0]
 
 
-def test_no_annotations_where_an_engine_reads_them(tmp_path):
+def test_no_annotations_where_an_engine_reads_them(tmp_path, monkeypatch):
     """vLLM's Transformers backend calls isinstance on those of __init__; typing.Any refuses it."""
     ssmax.hf.save_remote_code(ssmax.hf.convert(build("llama")), tmp_path)
     path = tmp_path / "modeling_ssmax.py"
     spec = importlib.util.spec_from_file_location("written_code", path)
     written = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, written)
     spec.loader.exec_module(written)
     own = [one for name, one in vars(written).items() if name.startswith("SSMax")]
     models = [one for one in own if isinstance(one, type) and hasattr(one, "forward")]
@@ -362,20 +363,19 @@ def test_the_file_is_our_own_lines(tmp_path):
         for alias in node.names
     }
     assert imported - sys.stdlib_module_names == {"torch", "transformers"}
-    from ssmax.hf import counting, hook
+    from ssmax.hf import hook, masks
     from ssmax.ops import scale
 
     for ours in (
-        counting.visible_keys,
+        masks.count_keys,
         hook.install_attention,
         scale.ssmax_factor,
         ssmax.nn.SSMaxScale,
     ):
-        # Names of modules are written out; nothing else differs.
-        assert inspect.getsource(ours).replace("rules.", "") in text
+        assert inspect.getsource(ours) in text
 
 
-def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, monkeypatch):
+def test_a_bundle_holds_what_its_roots_lead_to(tmp_path, monkeypatch):
     package = tmp_path / "ssmax_bundled"
     package.mkdir()
     files = {
@@ -390,25 +390,28 @@ def test_a_bundle_follows_names_through_modules_and_keeps_them_apart(tmp_path, m
                 return math.pi
             """,
         "high": """
-            from ssmax_bundled import low as below
-            from ssmax_bundled.low import half as lower_half
+            from ssmax_bundled.low import half
 
             # Why it is 3.
             THREE, FOUR = 3, 4
             \"\"\"Numbers.\"\"\"
 
 
-            def half(x):
-                return below.half(x) + lower_half(x) + THREE
+            def more(x):
+                return half(x) + THREE
             """,
     }
     for name, text in files.items():
         (package / f"{name}.py").write_text(textwrap.dedent(text))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("ssmax.hf.bundle.PACKAGE", "ssmax_bundled")
-    text = bundle([Symbol("ssmax_bundled.high", "half")], {})
-    made = {}
+    modules = ["ssmax_bundled.low", "ssmax_bundled.high"]
+    text, made = bundle(modules, ["more"], {}), {}
     exec(text, made)
-    assert made["half_of_high"](4) == 7 and made["half"](4) == 2
+    assert made["more"](4) == 5
     assert "unused" not in made and "math" not in made
     assert '# Why it is 3.\nTHREE, FOUR = 3, 4\n"""Numbers."""' in text
+    exec(bundle(modules, ["more"], {"half": "unused"}), made)
+    assert made["half"] is made["unused"]
+    with pytest.raises(ValueError, match="another's name"):
+        bundle([*modules, modules[0]], ["more"], {})

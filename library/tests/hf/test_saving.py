@@ -110,7 +110,7 @@ def test_plain_transformers_refuses_a_converted_model_until_it_is_reverted(name,
 
 
 def test_plain_transformers_refuses_a_clamp_which_has_no_tensor_to_miss(tmp_path):
-    ssmax.hf.convert(build("llama"), init="clamp", train_length=8).save_pretrained(tmp_path)
+    ssmax.hf.convert(build("llama"), rule="clamp", train_length=8).save_pretrained(tmp_path)
     assert is_refused(tmp_path)
 
 
@@ -497,7 +497,7 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", False)
     ssmax.hf.load(build("llama"), tmp_path / "adapter")
     # A rule that learns nothing and is softmax up to its length needs no other init.
-    options = ["--json", "--rule", "qwen_logn", "--train-length", "64"]
+    options = ["--json", "--rule", "clamp", "--train-length", "64"]
     assert cli.run([*typed, str(tmp_path / "logn"), *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["learned"] == 0 and told["verified"]
@@ -516,14 +516,14 @@ def test_the_command_line_converts(tmp_path, capsys):
 
 # What is typed, and what the one line must say.
 WRONG_CHOICE = {
-    "--init zero": "init must be one of identity, paper, anneal, clamp, got 'zero'",
+    "--init zero": "init must be one of identity, paper, anneal, got 'zero'",
     "--rule x": "rule must be one of softmax, temperature, ssmax",
     "--layers some": "layers must be 'full', 'all' or a function, got 'some'",
     "--attention cross": "attention must be 'self' or 'all', got 'cross'",
     "--init paper": "needs train_length, the length that the model was trained at",
     "--train-length 1": "train_length must be a whole number of at least 2 tokens, got 1",
     "--no-bias": "init='identity' needs the bias",
-    "--init clamp --train-length 8 --bias": "init='clamp' learns nothing, so bias=True has",
+    "--rule clamp --train-length 8 --bias": "bias=True belongs to rule='ssmax', not to 'clamp'",
     "--rule temperature --no-bias": "bias=False belongs to rule='ssmax', not to 'temperature'",
     "--rule sqrt_log --train-length 8": "rule='sqrt_log' does not start where softmax is",
 }
@@ -670,7 +670,7 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
         again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
         assert torch.equal(again(tokens).logits, wanted)
         typed = ["convert", str(folder), str(tmp_path / f"{suffix}-json"), "--json"]
-        assert cli.run([*typed, "--init", "clamp", "--train-length", "8"]) == 0
+        assert cli.run([*typed, "--rule", "clamp", "--train-length", "8"]) == 0
         said = capsys.readouterr()
         told = json.loads(said.out)
         assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", True)
@@ -678,7 +678,7 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
     # Nor is an s of our own, where somebody would convert a converted model, nor a rule that has
     # none.
     ours.save_pretrained(tmp_path / "whole")
-    clamp = ssmax.hf.convert(build("llama"), init="clamp", train_length=8)
+    clamp = ssmax.hf.convert(build("llama"), rule="clamp", train_length=8)
     clamp.save_pretrained(tmp_path / "clamp")
     for name in ("whole", "clamp"):
         assert cli.run(["convert", str(tmp_path / name), str(tmp_path / "twice")]) == 2

@@ -27,7 +27,7 @@ from transformers.integrations import flex_attention as flex_integration
 
 import ssmax.hf
 from ssmax.hf import hook
-from ssmax.hf.counting import as_tensor, known_keys, visible_keys
+from ssmax.hf.masks import count_keys
 
 DECODERS = ("llama", "qwen3", "mistral", "gpt2", "gemma3_mixed")
 KINDS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
@@ -353,7 +353,7 @@ def counted(kind, queries=6, keys=6, **options):
     module = torch.nn.Module()
     module.is_causal = True
     q, k = torch.zeros(1, 1, queries, 2), torch.zeros(1, 1, keys, 2)
-    return visible_keys(kind, module, q, k, None, options).flatten().tolist()
+    return count_keys(kind, module, q, k, None, options).flatten().tolist()
 
 
 def test_bounds_that_flash_attention_does_not_heed_are_not_counted():
@@ -385,22 +385,24 @@ def test_what_is_known_without_looking_is_what_is_counted(kind, queries, keys, c
     module = torch.nn.Module()
     module.is_causal = causal
     q, k = torch.empty(2, 4, queries, 8), torch.empty(2, 4, keys, 8)
-    known = known_keys(kind, module, q, k, None, {})
-    if known is None:
-        assert queries > 1 and (kind == "flash" or (kind == "sdpa" and causal))
+    wanted = count_keys(kind, module, q, k, None, {}).flatten()
+    known = count_keys(kind, module, q, k, None, {}, as_number=True)
+    if isinstance(known, int):
+        assert wanted.tolist() == [known] * queries
     else:
-        wanted = visible_keys(kind, module, q, k, None, {})
-        assert as_tensor(known, q).tolist() == wanted.flatten().tolist()
+        assert queries > 1 and causal and kind != "eager"
 
 
 SHORTCUTS = {
-    "all keys": lambda kind, module, query, key, mask, options: torch.full(
+    "all keys": lambda kind, module, query, key, mask, options, **_: torch.full(
         (query.shape[2],), key.shape[2]
     ),
-    "place among the keys": lambda kind, module, query, key, mask, options: (
+    "place among the keys": lambda kind, module, query, key, mask, options, **_: (
         torch.arange(key.shape[2] - query.shape[2], key.shape[2]) + 1
     ),
-    "position + 1": lambda kind, module, query, key, mask, options: options["position_ids"] + 1,
+    "position + 1": lambda kind, module, query, key, mask, options, **_: (
+        options["position_ids"] + 1
+    ),
 }
 
 
@@ -414,8 +416,7 @@ SHORTCUTS = {
 )
 def test_these_situations_tell_a_wrong_n(monkeypatch, shortcut, situations):
     """What looks like n and is not: off by far more than the tests above allow."""
-    monkeypatch.setattr(hook, "known_keys", lambda *_: None)
-    monkeypatch.setattr(hook, "visible_keys", SHORTCUTS[shortcut])
+    monkeypatch.setattr(hook, "count_keys", SHORTCUTS[shortcut])
     _, (model, twin) = models("llama", torch.float64)
     for name in situations:
         assert error(model, twin, "sdpa", SITUATIONS[name]()) > 1e-3, name

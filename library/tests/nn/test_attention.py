@@ -10,7 +10,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from ssmax import apply_rope, rope_tables, visible_keys
 from ssmax.nn import RULES, KVCache, ProbeTable, RotaryEmbedding, SelfAttention
-from ssmax.ops.visible import visibility
+from ssmax.ops.visible import mask_spec
 from ssmax.testing import assert_no_worse_than, oracle_attention
 
 
@@ -104,10 +104,10 @@ def test_a_bidirectional_layer_sees_all():
 
 def test_what_a_model_shares_between_layers_changes_nothing():
     layer, tokens = make(), x()
-    mask_spec = visibility(11, 11, is_causal=True)
+    spec = mask_spec(11, 11, is_causal=True)
     out = layer(
         tokens,
-        mask_spec=mask_spec,
+        mask_spec=spec,
         num_keys=visible_keys(11, 11, is_causal=True),
         rotary=layer.rotary(torch.arange(11)),
     )

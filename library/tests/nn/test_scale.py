@@ -1,6 +1,7 @@
 """SSMaxScale: every rule, where it starts, what it learns, and what survives a cast."""
 
 import copy
+import math
 import pickle
 import warnings
 
@@ -15,7 +16,7 @@ from ssmax.ops import scale as rules
 NAMES = {
     "softmax", "temperature", "ssmax", "ssmax_no_s", "ssmax_bias", "ssmax_held", "mean_log",
     "probe",
-    "entropy_invariant", "qwen_logn", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
+    "entropy_invariant", "clamp", "llama4", "ministral3", "yarn", "sqrt_log", "polylog",
 }  # fmt: skip
 LEARNT = {
     "temperature": {"s"},
@@ -27,6 +28,7 @@ LEARNT = {
     "polylog": {"beta", "gamma"},
 }
 N = torch.arange(1, 65)
+FLOOR = {rule: {"floor_length": 64} for rule in ("llama4", "ministral3")}
 
 
 def test_every_rule_of_the_family_has_its_name():
@@ -52,6 +54,34 @@ def test_an_int_is_the_n_of_one_query(rule, n):
     torch.testing.assert_close(module(n), module(torch.tensor([n])), rtol=1e-14, atol=1e-14)
 
 
+S_AND_B = {
+    "softmax": lambda m: (0.0, 1.0),
+    "temperature": lambda m: (0.0, m.s[:, None]),
+    "ssmax": lambda m: (m.s[:, None], 0.0),
+    "ssmax_no_s": lambda m: (1.0, 0.0),
+    "ssmax_bias": lambda m: (m.s[:, None], m.bias[:, None]),
+    "mean_log": lambda m: (0.0, torch.arange(1.0, 65.0).log().mean()),
+    "entropy_invariant": lambda m: (1 / math.log(64), 0.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:the probe's table ends")
+@pytest.mark.parametrize("rule", sorted(NAMES))
+def test_a_rule_knows_whether_it_is_s_log_n_plus_b(rule):
+    module, n = SSMaxScale(2, rule, train_length=64, **FLOOR.get(rule, {})), torch.arange(1, 257)
+    for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    assert (RULES[rule].affine is not None) == (rule in S_AND_B)
+    if rule in S_AND_B:
+        s, b = S_AND_B[rule](module)
+        torch.testing.assert_close(module(n), (s * n.log() + b).expand(2, 256))
+        s, b = RULES[rule].affine(module)
+        torch.testing.assert_close(module(n), rules.ssmax_factor(n, s, b).expand(2, 256))
+    else:
+        slope = module(n).diff() / n.log().diff()
+        assert slope.max() - slope.min() > 0.1
+
+
 @pytest.mark.parametrize("rule", sorted(LEARNT))
 def test_every_parameter_gets_a_gradient(rule):
     module = SSMaxScale(3, rule, train_length=64)
@@ -72,7 +102,7 @@ def test_training_starts_where_softmax_is_on_average(rule):
 def test_test_time_rules_are_softmax_within_their_length_and_sharper_beyond():
     """Llama 4 counts n and steps at L0 itself, Ministral 3 the position and one token later."""
     rules_and_last = {
-        SSMaxScale(2, "qwen_logn", train_length=64): 64,
+        SSMaxScale(2, "clamp", train_length=64): 64,
         SSMaxScale(2, "yarn", train_length=64): 64,
         SSMaxScale(2, "llama4", floor_length=64): 63,
         SSMaxScale(2, "ministral3", floor_length=64): 64,

@@ -4,14 +4,12 @@ and a share of that where a case costs more.
 
 import random
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssmax import attention_rows, ssmax_attention
 from ssmax.ops import visible
-from ssmax.ops.backends import flex
 from ssmax.testing import assert_no_worse_than, naive_attention, oracle_attention, random_case
 
 ANY = st.randoms(use_true_random=False)
@@ -49,31 +47,6 @@ def test_attention_is_the_oracle_in_blocks_of_any_size(rng: random.Random, rows:
         visible.row_blocks.__defaults__ = before
     exact = oracle_attention(*inputs, **case.options)
     torch.testing.assert_close(out, exact, rtol=1e-9, atol=1e-9)
-
-
-@share(0.3)
-@given(ANY)
-def test_flex_is_shown_what_the_oracle_shows(rng: random.Random):
-    """All of the call that is ours; FlexAttention takes a hundred times longer for the rest."""
-    case = random_case(rng, dtype=torch.float64)
-    expected = case.mask()
-    mask_spec = visible.visibility(*expected.shape[2:], **case.visibility)
-    grid = torch.meshgrid(*map(torch.arange, expected.shape), indexing="ij")
-    assert torch.equal(flex._mask_mod(mask_spec)(*grid), expected)
-
-
-@share(0.02)
-@given(ANY)
-def test_flex_is_the_oracle(rng: random.Random):
-    case = random_case(rng, dtype=torch.float64)
-    mask = case.options.get("attn_mask")
-    inputs = (case.q, case.k, case.v, case.s)
-    if mask is not None and mask.dtype != torch.bool:
-        with pytest.raises(ValueError, match="boolean masks"):
-            ssmax_attention(*inputs, **case.options, backend="flex")
-        return
-    out = ssmax_attention(*inputs, **case.options, backend="flex")
-    torch.testing.assert_close(out, oracle_attention(*inputs, **case.options), rtol=1e-9, atol=1e-9)
 
 
 @share(0.3)

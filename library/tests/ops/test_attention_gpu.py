@@ -6,8 +6,8 @@ import torch.nn.functional as F
 
 from ssmax import ssmax_attention
 from ssmax.ops.backends import attend, choose_backend
-from ssmax.ops.backends.call import Call
-from ssmax.ops.visible import visibility
+from ssmax.ops.backends.inputs import AttentionInputs
+from ssmax.ops.visible import mask_spec
 from ssmax.testing import assert_no_worse_than
 
 pytestmark = pytest.mark.gpu
@@ -86,12 +86,12 @@ def run(inputs, options, weight, *, dtype=None, backend):
 def plain(q, k, v, s, b, options):
     """Explicit logits in the dtype itself: the budget."""
     options = {key: value for key, value in options.items() if key != "enable_gqa"}
-    mask_spec = visibility(q.shape[2], k.shape[2], **{"is_causal": False, **options}, device="cuda")
-    n = mask_spec.count().clamp_min(1)
+    spec = mask_spec(q.shape[2], k.shape[2], **{"is_causal": False, **options}, device="cuda")
+    n = spec.count().clamp_min(1)
     n = n if n.dim() == 3 else n.unsqueeze(-2)
     q = (q * (s[:, None] * n.log() + b[:, None]).unsqueeze(-1)).to(q.dtype)
     k, v = (x.repeat_interleave(4 // x.shape[1], dim=1) for x in (k, v))
-    visible = mask_spec.visible_mask()
+    visible = spec.visible_mask()
     blind = ~visible.any(-1, keepdim=True)
     z = (q @ k.transpose(-1, -2) / 8).masked_fill(~(visible | blind), -torch.inf)
     return z.softmax(-1).masked_fill(blind, 0.0) @ v
@@ -139,29 +139,6 @@ def test_no_worse_than_plain_code(backend, dtype, kv_heads, name):
         )
 
 
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_flex_is_no_worse_than_plain_code(name):
-    inputs, options = make(name, torch.bfloat16)
-    with torch.no_grad():
-        fast = ssmax_attention(*inputs[:4], bias=inputs[4], **options, backend="flex")
-        budget = plain(*inputs, options)
-        wide = [x.double() for x in inputs]
-        exact = ssmax_attention(*wide[:4], bias=wide[4], **options, backend="eager")
-    assert_no_worse_than(fast, budget, exact, slack=2.0, name=name)
-
-
-# Dynamo asks every tensor for its gradient, and hides only what is printed of the warning.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_flex_has_gradients():
-    inputs, options = make("window", torch.bfloat16)
-    weight = torch.randn(inputs[0].shape, device="cuda")
-    fast = run(inputs, options, weight, backend="flex")
-    exact = run(inputs, options, weight, dtype=torch.float64, backend="eager")
-    budget = run(inputs, options, weight, backend="plain")
-    for quantity in exact:
-        assert_no_worse_than(fast[quantity], budget[quantity], exact[quantity], name=quantity)
-
-
 def test_auto_takes_varlen_where_others_need_a_mask():
     for name, expected in (
         ("window", "varlen"),
@@ -172,16 +149,18 @@ def test_auto_takes_varlen_where_others_need_a_mask():
     ):
         inputs, options = make(name, torch.bfloat16)
         options.pop("enable_gqa")
-        mask_spec = visibility(
+        spec = mask_spec(
             inputs[0].shape[2], inputs[1].shape[2], **{"is_causal": False, **options}, device="cuda"
         )
-        assert choose_backend("auto", Call(*inputs[:3], mask_spec, None, 0.0)) == expected, name
+        assert choose_backend("auto", AttentionInputs(*inputs[:3], spec, None, 0.0)) == expected, (
+            name
+        )
 
 
 def test_a_bound_on_the_documents_changes_nothing():
     inputs, options = make("packed", torch.bfloat16)
     free, bound = (
-        attend(*inputs[:3], visibility(256, 256, is_causal=True, max_seqlen=longest, device="cuda",
+        attend(*inputs[:3], mask_spec(256, 256, is_causal=True, max_seqlen=longest, device="cuda",
                                        cu_seqlens=options["cu_seqlens"]))
         for longest in (None, 128)
     )  # fmt: skip

@@ -60,14 +60,10 @@ def test_the_rules_say_what_the_table_of_the_family_says():
     s, b = torch.tensor([0.3, 0.7]).double(), torch.tensor([0.1, -0.2]).double()
     s_, b_ = s[:, None], b[:, None]
     expected = {
-        scale.softmax_factor(n): torch.ones(9),
-        scale.temperature_factor(n, s): s_.expand(2, 9),
         scale.ssmax_factor(n, s): s_ * log,
         scale.ssmax_factor(n, s, b): s_ * log + b_,
         scale.held_ssmax_factor(n, s, length): s_ * log.clamp_max(math.log(length)),
-        scale.mean_log_factor(n, length): torch.arange(1, 1025).log().mean().expand(9),
-        scale.entropy_invariant_factor(n, length): log / math.log(length),
-        scale.qwen_logn_factor(n, length): (log / math.log(length)).clamp_min(1),
+        scale.clamp_factor(n, length): (log / math.log(length)).clamp_min(1),
         scale.llama4_factor(n, 0.1, 8192): 1 + 0.1 * (1 + n // 8192).double().log(),
         scale.ministral3_factor(n, 0.1, 16384): 1 + 0.1 * (1 + (n - 1) // 16384).double().log(),
         scale.yarn_factor(n, length): (0.1 * ratio.clamp_min(1).log() + 1) ** 2,

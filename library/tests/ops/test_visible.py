@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ssmax import attention_rows, num_visible_keys, ssmax, ssmax_attention, visible_keys
 from ssmax.errors import UsageError
-from ssmax.ops.visible import visibility
+from ssmax.ops.visible import mask_spec
 from ssmax.testing import random_case
 
 KEEP = torch.tensor([[False, False, True, True, True], [True, True, True, True, False]])
@@ -101,15 +101,15 @@ def test_an_additive_mask_hides_with_minus_infinity_or_the_lowest_number(hidden)
 @given(st.randoms(use_true_random=False))
 def test_n_is_the_count_of_the_mask(rng: random.Random):
     case = random_case(rng, dtype=torch.float64)
-    mask_spec = visibility(case.q.shape[2], case.k.shape[2], **case.visibility)
+    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.mask_options)
     expected = case.mask()
-    counted = mask_spec.count()
+    counted = spec.count()
     counted = counted if counted.dim() == 3 else counted.unsqueeze(-2)
     assert torch.equal(counted.expand(expected.shape[:3]), expected.sum(-1))
-    assert torch.equal(mask_spec.visible_mask().expand(expected.shape), expected)
+    assert torch.equal(spec.visible_mask().expand(expected.shape), expected)
     if "attn_mask" not in case.options:
         assert torch.equal(
-            visible_keys(case.q.shape[2], case.k.shape[2], **case.visibility)
+            visible_keys(case.q.shape[2], case.k.shape[2], **case.mask_options)
             .reshape(-1, 1, case.q.shape[2])
             .expand(expected.shape[:3]),
             expected.sum(-1).clamp_min(1),
@@ -120,14 +120,14 @@ def test_n_is_the_count_of_the_mask(rng: random.Random):
 @given(st.randoms(use_true_random=False))
 def test_a_key_span_holds_all_that_its_queries_see(rng: random.Random):
     case = random_case(rng, dtype=torch.float64)
-    mask_spec = visibility(case.q.shape[2], case.k.shape[2], **case.visibility)
+    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.mask_options)
     start = rng.randrange(case.q.shape[2])
     rows = (start, rng.randint(start + 1, case.q.shape[2]))
     mask = case.mask()[:, :, slice(*rows)]
-    keys = mask_spec.key_span(rows)
+    keys = spec.key_span(rows)
     block = mask[..., slice(*keys)]
     assert block.sum() == mask.sum()
-    assert torch.equal(mask_spec.visible_mask(rows, keys).expand_as(block), block)
+    assert torch.equal(spec.visible_mask(rows, keys).expand_as(block), block)
 
 
 def test_counting_makes_no_square_tensor():
@@ -144,9 +144,9 @@ def test_counting_makes_no_square_tensor():
 
 def test_a_bound_that_a_document_exceeds_is_refused():
     bounds = torch.tensor([0, 2, 5])
-    assert visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=3).max_seqlen == 3
+    assert mask_spec(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=3).max_seqlen == 3
     with pytest.raises(ValueError, match="at least the longest document, 3, got 2"):
-        visibility(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=2)
+        mask_spec(5, 5, is_causal=True, cu_seqlens=bounds, max_seqlen=2)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -157,7 +157,7 @@ def test_a_bound_that_a_document_exceeds_is_refused():
         lambda x, mask: ssmax_attention(x, x, x, 0.4, attn_mask=mask),
         lambda x, mask: ssmax_attention(x, x, x, 0.4, attn_mask=mask, num_keys=3),
         lambda x, mask: attention_rows(x, x, 0.4, [0], attn_mask=mask),
-        lambda x, mask: visibility(3, 3, is_causal=False, attn_mask=mask),
+        lambda x, mask: mask_spec(3, 3, is_causal=False, attn_mask=mask),
     ],
     ids=["num_visible_keys", "ssmax_attention", "with num_keys", "attention_rows", "visibility"],
 )

@@ -38,7 +38,7 @@ def test_the_oracle_takes_a_number_as_it_is():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_oracle_ops_and_converted_models_hide_by_one_threshold(dtype):
-    from ssmax.hf.counting import of_mask
+    from ssmax.hf.masks import count_mask
 
     lowest = torch.finfo(dtype).min
     hidden = [-torch.inf, lowest, lowest / 2, -1e9, -1e8, -3e4, -1e4, -5e3]
@@ -49,7 +49,7 @@ def test_oracle_ops_and_converted_models_hide_by_one_threshold(dtype):
     expected = [1] * len(hidden) + [2] * len(visible)
     assert oracle_mask(len(values), 2, attn_mask=mask)[0, 0].sum(-1).tolist() == expected
     assert ssmax.num_visible_keys(mask).tolist() == expected
-    assert of_mask(mask[None, None], 2)[0].tolist() == expected
+    assert count_mask(mask[None, None], 2)[0].tolist() == expected
 
 
 @pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9, -1e4])

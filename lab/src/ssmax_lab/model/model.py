@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
-from ssmax.ops.visible import MaskSpec, visibility
+from ssmax.ops.visible import MaskSpec, mask_spec
 from ssmax_lab.model.config import LMConfig
 from ssmax_lab.model.generation import PlainDecoder, chooser, decoder_kind, left_padded
 from ssmax_lab.model.loss import linear_cross_entropy
@@ -288,7 +288,7 @@ class LM(nn.Module):
         num_keys = num_new if cache is None else cache.length + num_new
         windows = map(self.config.window_of, range(self.config.num_layers))
         specs = {
-            window: visibility(
+            window: mask_spec(
                 num_new,
                 num_keys,
                 is_causal=True,

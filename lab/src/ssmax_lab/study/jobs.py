@@ -47,7 +47,6 @@ def _prepare(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         data,
         tokenizer=study.tokenizer,
         validation_fraction=study.validation_fraction,
-        on_progress=lambda at: log_progress(logger, "part", at.done_tasks, at.total_tasks),
     )
 
 

@@ -17,7 +17,7 @@ def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
     out: Out,
     init: Annotated[
-        str, typer.Option(help="identity, paper, anneal or clamp: where s and b start.")
+        str, typer.Option(help="identity, paper or anneal: where s and b start.")
     ] = "identity",
     train_length: Annotated[
         int | None, typer.Option(help="The length the model was trained at.")

@@ -13,8 +13,6 @@ shared with W_k, so that no weight, query, key or factor leaves the range of flo
 # L layers, H query heads, D head width, C model width
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,7 +21,8 @@ from torch import Tensor
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import must_be_converted, window_of
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.nn import SSMaxScale
+from ssmax.nn import RULES
+from ssmax.ops.scale import Number
 
 BETA = 2.0**12
 """Where b = 0. An engine may make the factor in float16: 1 + beta log n stays below 65,504 for any
@@ -34,16 +33,6 @@ KEY_SHARE = 2.0**-6
 NEGLIGIBLE = 1e-4
 """A b below this share of s is none: rounding in 1,000 steps of `anneal` leaves a third of it."""
 KEEPS_ALL = "the forms onnx and torch-export keep it"
-
-_AFFINE: dict[str, Callable[[SSMaxScale], tuple[Tensor | float, Tensor | float]]] = {
-    "softmax": lambda scale: (0.0, 1.0),
-    "temperature": lambda scale: (0.0, scale.s),
-    "ssmax": lambda scale: (scale.s, 0.0),
-    "ssmax_no_s": lambda scale: (1.0, 0.0),
-    "ssmax_bias": lambda scale: (scale.s, scale.bias),
-    "entropy_invariant": lambda scale: (1.0 / math.log(scale.length), 0.0),
-}
-"""Rules whose factor is s log n + b, and their s and b."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +60,7 @@ class Folded:
 
 
 def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
-    """s and b into W_q; a bias that cannot go there is refused, or fitted away where asked."""
+    """Fold s and b into W_q; a bias that cannot go there is an error unless `fit` gives it up."""
     s_LH, b_LH = form.s_LH, form.b_LH
     lead = b_LH.abs().argmax()
     ratio = (s_LH.flatten()[lead] / b_LH.flatten()[lead]).item()
@@ -103,13 +92,13 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
 
 
 def nearest_without_bias(s_LH: Tensor, b_LH: Tensor, length: int) -> Tensor:
-    """The s whose s log n is nearest to s log n + b in the squared mean over n = 1..length."""
+    """Find the s whose s log n is nearest to s log n + b in the squared mean over n = 1..length."""
     log_n = torch.arange(1, length + 1, dtype=torch.float64).log()
     return s_LH + b_LH * (log_n.sum() / log_n.square().sum())
 
 
 def llama_form(model: Any) -> LlamaForm:
-    """A converted model in Llama's layout, or the reason why it has none."""
+    """Bring a converted model into Llama's layout; raise with the reason where it has none."""
     record = must_be_converted(model)
     kind = type(model).__name__
     config = model.config
@@ -141,33 +130,23 @@ def llama_form(model: Any) -> LlamaForm:
     }
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    scales = [attention.ssmax for attention in attentions]
-    length = record.train_length or config.max_position_embeddings
-    return _with_scales(weights, config.to_dict(), scales, length)
-
-
-def _with_scales(
-    weights: dict[str, Tensor],
-    config: dict[str, Any],
-    scales: list[SSMaxScale],
-    train_length: int,
-) -> LlamaForm:
-    rule = scales[0].rule
-    if rule not in _AFFINE:
+    affine = RULES[record.rule].affine
+    if affine is None:
         raise UsageError(
-            f"the rule {rule!r} is not s log n + b, which is all that the engines' factor can be; "
-            f"{KEEPS_ALL}"
+            f"the rule {record.rule!r} is not s log n + b, which is all that the engines' factor "
+            f"can be; {KEEPS_ALL}"
         )
-    pairs = [_AFFINE[rule](scale) for scale in scales]
+    scales = [attention.ssmax for attention in attentions]
     s_LH, b_LH = (
-        torch.stack(
-            [
-                torch.as_tensor(pair[i]).detach().cpu().double().expand(scale.num_heads)
-                for pair, scale in zip(pairs, scales, strict=True)
-            ]
-        )
-        for i in (0, 1)
+        torch.stack([_per_head(affine(scale)[part], scale.num_heads) for scale in scales])
+        for part in (0, 1)
     )
+    length = record.train_length or config.max_position_embeddings
     return LlamaForm(
-        weights=weights, config=config, s_LH=s_LH, b_LH=b_LH, train_length=train_length
+        weights=weights, config=config.to_dict(), s_LH=s_LH, b_LH=b_LH, train_length=length
     )
+
+
+def _per_head(value: Number | None, num_heads: int) -> Tensor:
+    value = torch.as_tensor(0.0 if value is None else value)
+    return value.detach().cpu().double().expand(num_heads)

@@ -14,20 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
-from ssmax.hf.counting import (
-    Count,
-    Kind,
-    as_tensor,
-    kind_of,
-    known_keys,
-    of_mask,
-    visible_keys,
-)
+from ssmax.hf.masks import Count, count_keys, count_mask, kind_of
 from ssmax.hf.written_config import install_writer
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.rope_scale.api import scale_query
-from ssmax.ops.scale import unchecked_ssmax_factor
-from ssmax.ops.visible import is_recorded
+from ssmax.ops.scale import Number, unchecked_ssmax_factor
+from ssmax.ops.visible import is_tracing
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 23)
@@ -48,7 +40,7 @@ def install() -> None:
 
 
 def install_attention() -> None:
-    """Once, however often and by however many threads it is asked for.
+    """Install the hook once, however often and by however many threads it is asked for.
 
     Copies in remote code have hooks of their own.
     """
@@ -69,7 +61,7 @@ def _install_attention() -> None:
     AttentionInterface.get_interface = get_interface
     # In a graph each is one call, which is looked into when the graph is made. Not said where they
     # are defined: it needs torch's compiler, which Transformers has imported, others may not have.
-    for function in (of_mask, _scaled_in_graph):
+    for function in (count_mask, _scaled_in_graph):
         torch.compiler.allow_in_graph(function)
 
 
@@ -77,7 +69,7 @@ class HookedScale(SSMaxScale):
     """An SSMaxScale that brings the hook along where it is unpickled."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As nn.Module's."""
+        """Restore it as nn.Module does."""
         install()
         super().__setstate__(state)
 
@@ -93,30 +85,30 @@ def _attend(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """What Transformers would have called, its query scaled where the module has an ssmax."""
+    """Call what Transformers would have called, the query scaled where the module has an ssmax."""
     scale = scale_of(module)
     if scale is not None:
-        asked = (_known_kind(implementation), module, query, key, attention_mask, options)
         # A number needs no launch; in a graph it would be that of the length it was made with.
-        in_graph = torch.compiler.is_compiling() or is_recorded()
-        num_keys = None if in_graph else known_keys(*asked)
-        if num_keys is None:
-            num_keys = visible_keys(*asked)
+        in_graph = torch.compiler.is_compiling() or is_tracing()
+        num_keys = count_keys(
+            kind_of(implementation), module, query, key, attention_mask, options,
+            as_number=not in_graph,
+        )  # fmt: skip
         for watch in _watchers:
-            watch(module, as_tensor(num_keys, query), query)
+            watch(module, _as_tensor(num_keys, query), query)
         for audit in _auditors:
 
             def attend(query: Tensor, value: Tensor) -> Any:
                 return function(module, query, key, value, attention_mask, *arguments, **options)
 
             weighed = _weighed_keys(attend, query, key, value)
-            audit(module, as_tensor(num_keys, query), key, weighed)
+            audit(module, _as_tensor(num_keys, query), key, weighed)
         query = _scaled(module, scale, query, num_keys)
     return function(module, query, key, value, attention_mask, *arguments, **options)
 
 
 def scale_of(module: nn.Module) -> Any:
-    """The ssmax of an attention module, in the wrapper of PEFT where it has one; None: it has none.
+    """Find the ssmax of an attention module, also inside PEFT's wrapper; None: it has none.
 
     The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
     """
@@ -126,14 +118,11 @@ def scale_of(module: nn.Module) -> Any:
     return found if isinstance(getattr(found, "original_module", None), SSMaxScale) else None
 
 
-def _known_kind(implementation: str | None) -> Kind:
-    kind = kind_of(implementation)
-    if kind is None:
-        raise UsageError(
-            f"the attention implementation {implementation!r} is not known, so it cannot be known "
-            "what it masks; use eager, sdpa, flex_attention or flash attention"
-        )
-    return kind
+def _as_tensor(num_keys: Count, query: Tensor) -> Tensor:
+    """Turn a number into n of every query, (Q,)."""
+    if isinstance(num_keys, Tensor):
+        return num_keys
+    return torch.full((query.shape[2],), num_keys, device=query.device)
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Tensor:
@@ -154,7 +143,7 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
             raise UsageError(
                 f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
                 f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
-                "layer whose heads are not those of its config has to tell them as num_heads"
+                "layer whose heads are not those of its config has to give them as num_heads"
             )
         return scale_query(query, factor)
     # Heads that see different keys: of every head's factor its own.
@@ -163,31 +152,33 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
     return scale_query(query, factor.diagonal(dim1=1, dim2=2).transpose(1, 2))
 
 
-def _plain_learned(scale: Any, query: Tensor) -> tuple[Tensor, Tensor | None] | None:
-    """s and b where nothing stands between them and the factor; None where something may.
+def _plain_learned(scale: Any, query: Tensor) -> tuple[Number, Number | None] | None:
+    """Find s and b where nothing stands between them and the factor; None where something may.
 
     Before each run a graph asks whether all that was looked at is as it was when it was made, for
     every layer: here that is s and b, and nothing of SSMaxScale, its rules and its call.
     """
-    if not isinstance(scale, HookedScale) or scale.rule not in ("ssmax", "ssmax_bias"):
+    rule = RULES[scale.rule] if isinstance(scale, HookedScale) else None
+    if rule is None or rule.affine is None or not rule.learned:
         return None
-    s, bias = scale._parameters.get("s"), scale._parameters.get("bias")
-    # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
-    if s is None or (bias is None) == (scale.rule == "ssmax_bias"):
-        return None
-    if s.device != query.device or s.shape[0] != query.shape[1] or hasattr(s, "to_local"):
-        return None
-    return None if scale._forward_hooks or scale._forward_pre_hooks else (s, bias)
+    for name in rule.learned:
+        value = scale._parameters.get(name)
+        # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
+        if value is None or value.device != query.device or hasattr(value, "to_local"):
+            return None
+        if value.shape[0] != query.shape[1]:
+            return None
+    return None if scale._forward_hooks or scale._forward_pre_hooks else rule.affine(scale)
 
 
-def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None) -> Tensor:
+def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> Tensor:
     return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 
 
 def _weighed_keys(
     attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    """(B, H, Q): how many keys the kernel itself gives weight to, when no logit is larger.
+    """Count the keys that the kernel itself gives weight to: (B, H, Q).
 
     Values that are 1 in one place each make its output the weights of as many keys as they are
     wide.
@@ -203,7 +194,7 @@ def _weighed_keys(
 
 @contextmanager
 def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
-    """Be told of every scaled query meanwhile: its module, its n, itself before."""
+    """Call `watch` with the module, its n and its query before every scaling."""
     _watchers.append(watch)
     try:
         yield
@@ -213,7 +204,7 @@ def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None
 
 @contextmanager
 def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
-    """Be told of every scaled query meanwhile: its module, its n, its keys, what is weighed."""
+    """Call `audit` with the module, its n, its keys and how many of them the kernel weighs."""
     _auditors.append(audit)
     try:
         yield

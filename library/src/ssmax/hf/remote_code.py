@@ -10,7 +10,7 @@ from torch import nn
 from ssmax._extras import require
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
-from ssmax.hf.bundle import Symbol, bundle
+from ssmax.hf.bundle import bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.written_config import CLASS_PREFIX, MODULE, write_own_type
 from ssmax.nn.rules import OWN_RULES, RULES
@@ -22,18 +22,23 @@ AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
 """
 
 '''
-# A kernel of the same name beside the package's would clash; the reference runs anywhere.
+# In the order of their imports.
+_MODULES = (
+    "ssmax.errors", "ssmax._extras", "ssmax.ops.length", "ssmax.ops.dtypes", "ssmax.ops.visible",
+    "ssmax.ops.scale", "ssmax.ops.rope_scale.reference", "ssmax.nn.rules", "ssmax.nn.scale",
+    "ssmax.hf.written_config", "ssmax.hf.masks", "ssmax.hf.hook", "ssmax.hf.conversion",
+    "ssmax.hf.full_checkpoint", "ssmax.hf.remote_code",
+)  # fmt: skip
 _INSTEAD = {
-    Symbol("ssmax.ops.rope_scale.api", "scale_query"): Symbol(
-        "ssmax.ops.rope_scale.reference", "scale_query_reference"
-    ),
+    # A kernel of the same name beside the package's would clash; the reference runs anywhere.
+    "scale_query": "scale_query_reference",
     # The file's own configs write their type themselves.
-    Symbol("ssmax.hf.hook", "install"): Symbol("ssmax.hf.hook", "install_attention"),
+    "install": "install_attention",
 }
 
 
 class OwnType:
-    """In front of a class of configs: on disk a type of its own, which no other code takes for it.
+    """Mixed into a class of configs: writes a type of its own, which no other code takes for it.
 
     In memory the type is the plain one, by which Transformers finds what belongs to a family.
     """
@@ -41,14 +46,14 @@ class OwnType:
     model_type: str
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """As Transformers', of a type of its own."""
+        """Write it with a type of its own."""
         write_own_type(self, json_file_path, use_diff, has_code=True)
 
     @classmethod
     def get_config_dict(
         cls, *arguments: Any, **options: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is read."""
+        """Read it with the plain type."""
         values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
             *arguments, **options
         )
@@ -104,18 +109,18 @@ def save_remote_code(
 
 
 def source(heads: Mapping[str, str], config: str | None) -> str:
-    """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
-    roots = [Symbol("ssmax.hf.full_checkpoint", "Converted")]
+    """Write the file: our own lines, and a class for each one that an Auto class takes."""
+    roots = ["Converted"]
     parts = []
     own_config = ""
     if config is not None:
-        roots.append(Symbol(__name__, "OwnType"))
+        roots.append("OwnType")
         parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
         own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
     for name, auto in {name: auto for auto, name in heads.items()}.items():
         parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
-    definitions = bundle(roots, _INSTEAD)
-    return f"{_HEAD}import transformers\n{definitions}\n\n" + "\n\n\n".join(parts) + "\n"
+    definitions = bundle(_MODULES, roots, _INSTEAD)
+    return f"{_HEAD}import transformers\n{definitions}\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 
 def _class(first: str, name: str, what: str, auto: str) -> str:
@@ -128,7 +133,7 @@ def _class(first: str, name: str, what: str, auto: str) -> str:
 
 
 def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:
-    """Every Auto class that knows this family, and the class that it takes."""
+    """Find every Auto class that knows this family, and the class that it takes."""
     found = {}
     for auto in dir(transformers):
         mapping = auto.startswith("AutoModel") and getattr(transformers, auto)._model_mapping

@@ -14,10 +14,11 @@ from ssmax.nn.norm import RMSNorm
 from ssmax.nn.rotary import RotaryEmbedding
 from ssmax.nn.rules import RULES
 from ssmax.nn.scale import ProbeTable, SSMaxScale
+from ssmax.ops import visible
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
-from ssmax.ops.visible import MaskSpec, Window, visibility, window_pair
+from ssmax.ops.visible import MaskSpec, Window, window_pair
 
 
 class SelfAttention(nn.Module):
@@ -130,9 +131,9 @@ class SelfAttention(nn.Module):
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
         if mask_spec is not None:
-            _check_sight(mask_spec, num_new, past + num_new, key_padding_mask, cu_seqlens)
+            _check_mask_spec(mask_spec, num_new, past + num_new, key_padding_mask, cu_seqlens)
         else:
-            mask_spec = visibility(
+            mask_spec = visible.mask_spec(
                 num_new,
                 past + num_new,
                 is_causal=self.is_causal,
@@ -172,7 +173,7 @@ class SelfAttention(nn.Module):
         num_keys: Tensor,
         rotary: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Attention weights of chosen queries only, (B, H, rows, S), float32 or wider."""
+        """Compute the attention weights of chosen queries, (B, H, rows, S), in float32 or wider."""
         q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, *rotary)
         rows = torch.arange(x_BTC.shape[1], device=x_BTC.device)[torch.as_tensor(rows)]
         return attention_weights(q_BHTD[:, :, rows], k_BGTD, mask_spec.at(rows))
@@ -180,7 +181,7 @@ class SelfAttention(nn.Module):
     def joined_heads(
         self, qkv_BTE: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value as attention meets them, of one product with all three weights."""
+        """Split the product with all three weights into query, key and value for attention."""
         widths = [heads * self.head_dim for heads in (self.num_heads, *2 * (self.num_kv_heads,))]
         q_BHTD, k_BGTD, v_BGTD = (self._heads(x) for x in qkv_BTE.split(widths, dim=-1))
         return *self._turned(q_BHTD, k_BGTD, num_keys, cos, sin), v_BGTD
@@ -194,21 +195,21 @@ class SelfAttention(nn.Module):
     def _turned(
         self, q_BHTD: Tensor, k_BGTD: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Normed, rotated, the query scaled."""
+        """Norm and rotate both, and scale the query."""
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
-        if self.ssmax.rule in ("ssmax", "ssmax_bias"):
-            here = self.ssmax.of_this_rank()
-            s, b = here.s, getattr(here, "bias", None)
+        rule = RULES[self.ssmax.rule]
+        if rule.affine is not None and rule.learned:
+            s, b = rule.affine(self.ssmax.of_this_rank())
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
         factor = self.ssmax(num_keys)
-        if not RULES[self.ssmax.rule].learned and factor.shape[-2] != q_BHTD.shape[1]:
+        if not rule.learned and factor.shape[-2] != q_BHTD.shape[1]:
             # Tensor parallelism has split the heads, and the rule is the same for all of them.
             factor = factor[..., :1, :]
         return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)
 
     def extra_repr(self) -> str:
-        """Shown in the module's print-out."""
+        """Describe it in the module's print-out."""
         window = "" if self.window is None else f", window={self.window}"
         return (
             f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} of keys"
@@ -219,7 +220,7 @@ class SelfAttention(nn.Module):
         return x_BTC.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
-def _check_sight(
+def _check_mask_spec(
     mask_spec: MaskSpec,
     num_new: int,
     num_keys: int,

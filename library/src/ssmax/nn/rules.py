@@ -1,5 +1,6 @@
-"""Every rule by its name: how it makes its factor, and what it learns. Imported without torch."""
+"""Every scaling rule by its name: how it makes its factor, and what it learns. Without torch."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ssmax.nn.scale import SSMaxScale
+    from ssmax.ops.scale import Number
 
 
 @dataclass(frozen=True)
@@ -21,11 +23,15 @@ class Rule:
     One of your own goes into `RULES` by its name, and is known wherever a rule is named.
     """
 
-    factor: "Callable[[SSMaxScale, Tensor], Tensor]"
+    factor: "Callable[[SSMaxScale, Tensor], Tensor] | None" = None
     """Of the module, whose attributes are what it learned, and n (..., T): (..., heads, T); of a
-    rule that learns nothing (..., T)."""
+    rule that learns nothing (..., T). None: `affine` says it."""
     learned: dict[str, Callable[[int], float]] = field(default_factory=dict)
     """Name of each parameter and its initial value for a training length."""
+    affine: "Callable[[SSMaxScale], tuple[Number, Number | None]] | None" = None
+    """s and b of a factor that is s log n + b (None: no b), which engines can express."""
+    with_bias: str | None = None
+    """The rule that learns a b besides: s = 0 and b = 1 start it as softmax."""
     needs_length: bool = False
     """It starts from `train_length`, or is defined by it."""
     floor_length: int | None = None
@@ -33,6 +39,13 @@ class Rule:
     starts_as_softmax: bool = False
     """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
     takes it with init="identity"."""
+
+    def compute(self, scale: "SSMaxScale", num_keys: "int | Tensor") -> "Tensor":
+        """Compute the factor of a module's parameters and n."""
+        if self.affine is not None:
+            return ops.scale.ssmax_factor(num_keys, *self.affine(scale))
+        assert self.factor is not None
+        return self.factor(scale, num_keys)
 
 
 def _one(_: int) -> float:
@@ -44,21 +57,19 @@ def _zero(_: int) -> float:
 
 
 RULES: dict[str, Rule] = {
-    "softmax": Rule(lambda m, n: ops.scale.softmax_factor(n), starts_as_softmax=True),
-    "temperature": Rule(
-        lambda m, n: ops.scale.temperature_factor(n, m.s),
-        {"s": _one},
-        starts_as_softmax=True,
-    ),
+    "softmax": Rule(affine=lambda m: (0.0, 1.0), starts_as_softmax=True),
+    "temperature": Rule(learned={"s": _one}, affine=lambda m: (0.0, m.s), starts_as_softmax=True),
     "ssmax": Rule(
-        lambda m, n: ops.scale.ssmax_factor(n, m.s),
-        {"s": initial_s},
+        learned={"s": initial_s},
+        affine=lambda m: (m.s, None),
+        with_bias="ssmax_bias",
         needs_length=True,
     ),
-    "ssmax_no_s": Rule(lambda m, n: ops.scale.ssmax_factor(n, 1.0)),
+    "ssmax_no_s": Rule(affine=lambda m: (1.0, None)),
     "ssmax_bias": Rule(
-        lambda m, n: ops.scale.ssmax_factor(n, m.s, m.bias),
-        {"s": initial_s, "bias": _zero},
+        learned={"s": initial_s, "bias": _zero},
+        affine=lambda m: (m.s, m.bias),
+        with_bias="ssmax_bias",
         needs_length=True,
     ),
     "ssmax_held": Rule(
@@ -66,18 +77,16 @@ RULES: dict[str, Rule] = {
         {"s": initial_s},
         needs_length=True,
     ),
-    "mean_log": Rule(lambda m, n: ops.scale.mean_log_factor(n, m.length), needs_length=True),
+    "mean_log": Rule(affine=lambda m: (0.0, 1.0 / initial_s(m.length)), needs_length=True),
     "probe": Rule(
         lambda m, n: ops.scale.probe_factor(n, m.s, m.bias, m.probe_table(n)),
         {"s": _one, "bias": _zero},
         needs_length=True,
         starts_as_softmax=True,
     ),
-    "entropy_invariant": Rule(
-        lambda m, n: ops.scale.entropy_invariant_factor(n, m.length), needs_length=True
-    ),
-    "qwen_logn": Rule(
-        lambda m, n: ops.scale.qwen_logn_factor(n, m.length),
+    "entropy_invariant": Rule(affine=lambda m: (1.0 / math.log(m.length), None), needs_length=True),
+    "clamp": Rule(
+        lambda m, n: ops.scale.clamp_factor(n, m.length),
         needs_length=True,
         starts_as_softmax=True,
     ),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ssmax.errors import UsageError
 from ssmax.nn.rules import RULES
-from ssmax.ops import scale as rules
 from ssmax.ops.length import check_length
+from ssmax.ops.scale import check_num_keys, unchecked_ssmax_factor
 from ssmax.ops.visible import can_read_without_sync
 
 
@@ -49,11 +49,11 @@ class ProbeTable(_KeepsFloat32):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """p_n = 1: softmax."""
+        """Set p_n = 1: softmax."""
         nn.init.ones_(self.p)
 
     def forward(self, num_keys: Tensor) -> Tensor:
-        """The table, with a warning the first time that n lies beyond it."""
+        """Return the table; warn the first time that n lies beyond it."""
         length = self.p.shape[0]
         if not self._has_warned and _can_look(num_keys) and int(num_keys.max()) > length:
             warnings.warn(
@@ -139,7 +139,7 @@ class SSMaxScale(_KeepsFloat32):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The rule's initial values: those that leave training where softmax starts."""
+        """Set the rule's initial values: those that leave training where softmax starts."""
         # Values that start at no length, or come from a checkpoint, take any here.
         length = 2 if self.train_length is None else self.train_length
         for name, initial in RULES[self.rule].learned.items():
@@ -147,29 +147,29 @@ class SSMaxScale(_KeepsFloat32):
 
     @property
     def length(self) -> int:
-        """The training length of a rule that needs one."""
+        """Return the training length of a rule that needs one."""
         # torch.jit.trace looks at every attribute that there is.
         if self.train_length is None:
             raise AttributeError(f"rule={self.rule!r} was given no train_length")
         return self.train_length
 
     def probe_table(self, num_keys: Tensor) -> Tensor:
-        """The probe's table, its own or the model's."""
+        """Return the probe's table, its own or the model's."""
         owner = self.table or self._shared_table[0]
         assert owner is not None
         return owner(num_keys)
 
     def forward(self, num_keys: int | Tensor) -> Tensor:
-        """The factor (..., heads, T), float32 or wider, for num_keys (..., T).
+        """Compute the factor (..., heads, T), float32 or wider, for num_keys (..., T).
 
         An int is the n of a single query: (heads, 1).
         """
-        rules.check_num_keys(num_keys)
+        check_num_keys(num_keys)
         if not isinstance(num_keys, Tensor):
-            if self.rule in ("ssmax", "ssmax_bias"):
-                here = self.of_this_rank()
-                bias = here.bias if self.rule == "ssmax_bias" else None
-                return rules.unchecked_ssmax_factor(num_keys, here.s, bias).unsqueeze(-1)
+            rule = RULES[self.rule]
+            if rule.affine is not None and rule.learned:
+                s, bias = rule.affine(self.of_this_rank())
+                return unchecked_ssmax_factor(num_keys, s, bias).unsqueeze(-1)
             device = next((p.device for p in self.parameters()), None)
             num_keys = torch.full((1,), num_keys, device=device)
         if num_keys.dim() not in (1, 2):
@@ -181,13 +181,13 @@ class SSMaxScale(_KeepsFloat32):
                     else "an n of its own for every head is ssmax_attention's, under attn_mask"
                 )
             )
-        factor = RULES[self.rule].factor(self.of_this_rank(), num_keys)
+        factor = RULES[self.rule].compute(self.of_this_rank(), num_keys)
         if not RULES[self.rule].learned:
             factor = factor.unsqueeze(-2).expand(*num_keys.shape[:-1], self.num_heads, -1)
         return factor
 
     def of_this_rank(self) -> "SSMaxScale":
-        """Itself; where tensor parallelism has split the heads, a view with those that are here."""
+        """Return itself; where tensor parallelism has split the heads, a view with those here."""
         # By type first: a compiled graph asks for what was looked at before each of its runs.
         learned = [getattr(self, name) for name in RULES[self.rule].learned]
         if not any(type(x) is not nn.Parameter and hasattr(x, "to_local") for x in learned):
@@ -198,7 +198,7 @@ class SSMaxScale(_KeepsFloat32):
         return here
 
     def extra_repr(self) -> str:
-        """Shown in the module's print-out."""
+        """Describe it in the module's print-out."""
         length = "" if self.train_length is None else f", train_length={self.train_length}"
         steps = ""
         if RULES[self.rule].floor_length is not None:

@@ -23,7 +23,7 @@ from ssmax.ops.scale import (
     check_num_keys,
     unchecked_ssmax_factor,
 )
-from ssmax.ops.visible import MaskSpec, Window, can_read_without_sync, visibility
+from ssmax.ops.visible import MaskSpec, Window, can_read_without_sync, mask_spec
 
 UNREAD_EXPONENT = 4
 """The power of two that float16 queries are divided by where the factor cannot be read: enough for
@@ -49,7 +49,7 @@ def ssmax_attention(
     dropout_p: float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
-    """softmax((s log n + b) q k^T scale) v with n the number of keys each query can see.
+    """Compute softmax((s log n + b) q k^T scale) v, n being the number of keys each query sees.
 
     q is (B, H, T, D), k and v (B, G, S, D), as in `scaled_dot_product_attention`; s and bias are
     scalars or (H,), learnable. With fewer queries than keys the queries are the last ones, so
@@ -65,13 +65,13 @@ def ssmax_attention(
     _check_scale(scale)
     if not 0.0 <= dropout_p < 1.0:
         raise UsageError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
-    mask_spec = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
-    factor_BHT = _factor(q, s, bias, num_keys, mask_spec)
+    spec = _mask_spec(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
+    factor_BHT = _factor(q, s, bias, num_keys, spec)
     factor_BHT, scale = _positive_scale(factor_BHT, scale)
     if (autocast_dtype(q.device, q.dtype) or q.dtype) == torch.float16:
         factor_BHT, scale = _within_float16(factor_BHT, scale, q.shape[-1])
     q = scale_query(q, factor_BHT)
-    return attend(q, k, v, mask_spec, scale=scale, dropout_p=dropout_p, backend=backend)
+    return attend(q, k, v, spec, scale=scale, dropout_p=dropout_p, backend=backend)
 
 
 def attention_rows(
@@ -91,7 +91,7 @@ def attention_rows(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Attention weights of chosen queries only, (B, H, rows, S), float32 or wider.
+    """Compute the attention weights of chosen queries, (B, H, rows, S), in float32 or wider.
 
     `rows` are indices among the T queries, negative ones from the end; all else is as in
     `ssmax_attention`. Memory grows with rows x keys, never with queries x keys.
@@ -99,14 +99,14 @@ def attention_rows(
     _check_heads(q, k, k, enable_gqa)
     _check_scale(scale)
     rows = _check_rows(rows, q)
-    mask_spec = _sight(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
-    factor_BHT = _factor(q, s, bias, num_keys, mask_spec).expand(q.shape[:3])[:, :, rows]
+    spec = _mask_spec(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
+    factor_BHT = _factor(q, s, bias, num_keys, spec).expand(q.shape[:3])[:, :, rows]
     # In float32 or wider throughout: a probe has no kernel to match.
     q = q[:, :, rows].to(at_least_float32(q.dtype)) * factor_BHT.unsqueeze(-1)
-    return attention_weights(q, k, mask_spec.at(rows), scale=scale)
+    return attention_weights(q, k, spec.at(rows), scale=scale)
 
 
-def _sight(
+def _mask_spec(
     q: Tensor,
     k: Tensor,
     attn_mask: Tensor | None,
@@ -116,7 +116,7 @@ def _sight(
     window: Window,
     cu_seqlens: Tensor | None,
 ) -> MaskSpec:
-    return visibility(
+    return mask_spec(
         q.shape[2],
         k.shape[2],
         is_causal=is_causal,
@@ -132,13 +132,13 @@ def _sight(
 
 
 def _factor(
-    q: Tensor, s: Number, bias: Number | None, num_keys: int | Tensor | None, mask_spec: MaskSpec
+    q: Tensor, s: Number, bias: Number | None, num_keys: int | Tensor | None, spec: MaskSpec
 ) -> Tensor:
-    """s log n + b, broadcastable to (B, H, T), float32 or wider."""
+    """Compute s log n + b, broadcastable to (B, H, T), in float32 or wider."""
     num_heads = q.shape[1]
     s = _check_per_head("s", s, q)
     bias = None if bias is None else _check_per_head("bias", bias, q)
-    n = mask_spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
+    n = spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
     if n.dim() < 3:
         n = n.unsqueeze(-2)
     return unchecked_ssmax_factor(
@@ -180,7 +180,7 @@ def _check_scale(scale: float | None) -> None:
     is_number = scale is None or isinstance(scale, Real | torch.SymFloat)
     if not is_number or (scale is not None and not -math.inf < scale < math.inf):
         raise UsageError(
-            f"scale must be a finite number or None for head width ** -0.5, got {scale!r}; "
+            f"scale must be a finite number or None for head_dim ** -0.5, got {scale!r}; "
             "what is learned goes into s and bias"
         )
 
@@ -190,12 +190,12 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
         if not isinstance(x, Tensor) or x.is_nested:
             kind = "a nested tensor" if isinstance(x, Tensor) else type(x).__name__
             raise UsageError(
-                f"{name} must be a tensor (batch, heads, tokens, width), got {kind}; documents of "
-                "several lengths go in padded with key_padding_mask, or packed with cu_seqlens"
+                f"{name} must be a tensor (batch, heads, tokens, head_dim), got {kind}; documents "
+                "of several lengths go in padded with key_padding_mask, or packed with cu_seqlens"
             )
         if x.dim() != 4:
             raise UsageError(
-                f"{name} must have 4 dimensions, (batch, heads, tokens, width), "
+                f"{name} must have 4 dimensions, (batch, heads, tokens, head_dim), "
                 f"got shape {tuple(x.shape)}"
             )
         if not x.is_floating_point():
@@ -207,7 +207,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
         )
     if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1]:
         raise UsageError(
-            f"q and k must agree in batch and head width, got {tuple(q.shape)} and {tuple(k.shape)}"
+            f"q and k must agree in batch and head_dim, got {tuple(q.shape)} and {tuple(k.shape)}"
         )
     if not (q.dtype == k.dtype == v.dtype or autocast_dtype(q.device, q.dtype) is not None):
         raise UsageError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
@@ -227,7 +227,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
 
 
 def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
-    """One number or one per query head, as a tensor at least as wide as q."""
+    """Return one number or one per query head as a tensor at least as wide as q."""
     if not isinstance(value, Tensor):
         if not isinstance(value, Real) or isinstance(value, bool):
             raise UsageError(
@@ -240,7 +240,7 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
         raise UsageError(
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "
             f"{tuple(value.shape)}. With grouped queries, count query heads, not key heads; and "
-            "is q (batch, heads, tokens, width)?"
+            "is q (batch, heads, tokens, head_dim)?"
         )
     check_finite(name, value)
     return value.to(q.device, torch.promote_types(value.dtype, at_least_float32(q.dtype)))

@@ -30,35 +30,41 @@ Span = tuple[int, int]
 """First and one past the last; not a slice, which torch.compile cannot carry about."""
 
 
-@dataclass(frozen=True, kw_only=True)
+# Not frozen: that takes 2 us instead of 0.3, and every layer of a decoding step builds one.
+@dataclass(kw_only=True, eq=False)
 class MaskSpec:
-    """Which keys each query sees. The queries are the last keys: query i stands at S - T + i."""
+    """Which keys each query sees.
+
+    Built by `mask_spec` from what a caller says, unchecked from what a kernel is given.
+    """
 
     num_queries: int
     num_keys: int
-    is_causal: bool
-    window: tuple[int, int]
+    is_causal: bool = False
+    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED)
     """(left, right) as FlashAttention writes it; -1 is unbounded."""
-    cu_seqlens: Tensor | None
+    stands_at: Tensor | None = None
+    """The key at which each query stands, (T,) or (B, T); None: the queries are the last keys."""
+    cu_seqlens: Tensor | None = None
     """Bounds of packed documents, int64, from 0 to the number of keys."""
-    max_seqlen: int
-    """No packed document is longer; the number of keys where nobody knows better."""
-    positions: Tensor | None
-    """Places of the queries in their documents, int64, (T,) or (B, T)."""
-    rows_of: "tuple[MaskSpec, Tensor] | None" = None
-    """The visibility that these queries were chosen from, and which they are."""
-    key_padding_mask: Tensor | None
+    max_seqlen: int | None = None
+    """No packed document is longer."""
+    positions: Tensor | None = None
+    """Positions of the queries in their documents, int64, (T,) or (B, T)."""
+    run_ends: Tensor | None = None
+    """One past the last key of the document around each query, where positions alone tell it."""
+    key_padding_mask: Tensor | None = None
     """True where a key is a token, False where it is padding."""
-    mask: Tensor | None
+    mask: Tensor | None = None
     """Explicit mask, True is visible, broadcastable to (B, H, T, S), 4-D."""
-    bias: Tensor | None
+    bias: Tensor | None = None
     """What an additive mask adds to the scaled logits, -inf where it hides; 4-D."""
     device: torch.device
 
     @property
     def bounds_start(self) -> bool:
         """True where some query may not see the first key."""
-        if self.cu_seqlens is not None or self.positions is not None or self.rows_of is not None:
+        if self.cu_seqlens is not None or self.positions is not None:
             return True
         left = self.window[0]
         # To compare would tie an exported graph to contexts longer than the window, or shorter.
@@ -68,12 +74,10 @@ class MaskSpec:
     @property
     def bounds_stop(self) -> bool:
         """True where some query may not see the last key; the only one of a decoding step does."""
-        if self.cu_seqlens is not None or self.rows_of is not None:
+        if self.cu_seqlens is not None or self.run_ends is not None:
             return True
-        is_bounded = self.is_causal or self.window[1] != UNBOUNDED
-        return (is_bounded and self.num_queries != 1) or (
-            self.positions is not None and not self.is_causal
-        )
+        is_last = self.num_queries == 1 and self.stands_at is None
+        return (self.is_causal or self.window[1] != UNBOUNDED) and not is_last
 
     @property
     def is_interval(self) -> bool:
@@ -91,30 +95,31 @@ class MaskSpec:
         if not (self.is_interval and self.is_causal) or self.bounds_start:
             return False
         # A branch: under torch.compile the comparison itself is a symbol, which kernels refuse.
-        if self.num_queries != self.num_keys:  # noqa: SIM103 (a branch on purpose)
+        if self.num_queries != self.num_keys or self.stands_at is not None:  # noqa: SIM103 (a branch on purpose)
             return False
         return True
 
     @property
     def may_hide_all(self) -> bool:
         """True where some query may see no key at all."""
-        too_many = self.num_queries > self.num_keys or self.rows_of is not None
-        return not self.is_interval or (self.bounds_stop and too_many)
+        too_many = self.num_queries > self.num_keys or self.stands_at is not None
+        return not self.is_interval or (too_many and self.bounds_stop)
 
     def num_visible(self) -> Tensor:
-        """n: the count, at least 1."""
+        """Count the keys that each query sees, at least 1: n."""
         return self.count().clamp_min(1) if self.may_hide_all or not self.num_keys else self.count()
 
     def count(self) -> Tensor:
-        """n before the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under an explicit mask."""
+        """Count without the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under a mask."""
         if self.mask is not None:
             return self._count_mask(self.mask)
         if self.key_padding_mask is None and not self.bounds_start:
             # The plain cases need no ends: counting costs one operation.
             if not self.bounds_stop:
                 return torch.full((self.num_queries,), self.num_keys, device=self.device)
-            if self.is_causal and self.num_queries <= self.num_keys:
-                return self.index() + 1
+            if self.is_causal and self.num_queries <= self.num_keys and self.stands_at is None:
+                first = self.num_keys - self.num_queries + 1
+                return torch.arange(first, self.num_keys + 1, device=self.device)
         start, stop = self.ends()
         if self.key_padding_mask is None:
             return (stop - start).clamp_min(0)
@@ -126,15 +131,15 @@ class MaskSpec:
         return seen_before.gather(-1, stop) - seen_before.gather(-1, start)
 
     def _count_mask(self, mask: Tensor) -> Tensor:
-        """n under an explicit mask, (B | 1, H | 1, T), in blocks of queries that stay small."""
-        if mask.shape[-2] == 1 and not self.bounds_start and not self.bounds_stop:
-            first = self.visible_mask((0, min(self.num_queries, 1)))
-            return first.sum(-1).expand(*first.shape[:2], self.num_queries)
+        """Count under an explicit mask: at once, or in blocks of queries that stay small."""
+        if self.key_padding_mask is None and not self.bounds_start and not self.bounds_stop:
+            n = mask.expand(*mask.shape[:-1], self.num_keys).sum(-1)
+            return n.expand(*n.shape[:2], self.num_queries)
         counts = [self.visible_mask(rows).sum(-1) for rows in row_blocks(self.num_queries)]
         return torch.cat(counts, dim=-1)
 
     def visible_mask(self, rows: Span | None = None, keys: Span | None = None) -> Tensor:
-        """The boolean mask of these queries and keys, broadcastable to (B, H, rows, keys)."""
+        """Make the boolean mask of these queries and keys, broadcastable to (B, H, rows, keys)."""
         rows, keys = rows or (0, self.num_queries), keys or (0, self.num_keys)
         start, stop = (end[..., rows[0] : rows[1]].unsqueeze(-1) for end in self.ends())
         key = torch.arange(keys[0], keys[1], device=self.device)
@@ -147,19 +152,26 @@ class MaskSpec:
         return visible
 
     def at(self, rows: Tensor) -> "MaskSpec":
-        """The same for chosen queries only."""
+        """Choose some of the queries."""
         mask, bias = (
             part if part is None or part.shape[-2] == 1 else part[..., rows, :]
             for part in (self.mask, self.bias)
         )
-        return replace(self, num_queries=rows.numel(), rows_of=(self, rows), mask=mask, bias=bias)
+        stands_at, positions, run_ends = (
+            part if part is None else part[..., rows]
+            for part in (self.index(), self.positions, self.run_ends)
+        )
+        return replace(
+            self, num_queries=rows.numel(), stands_at=stands_at, positions=positions,
+            run_ends=run_ends, mask=mask, bias=bias,
+        )  # fmt: skip
 
     def bias_block(self, rows: Span, keys: Span) -> Tensor | None:
-        """What an additive mask adds to these queries and keys."""
+        """Cut out what an additive mask adds to these queries and keys."""
         return None if self.bias is None else _rows_and_keys(self.bias, rows, keys)
 
     def key_span(self, rows: Span) -> Span:
-        """Keys outside which these queries see nothing, as far as it is known without reading n."""
+        """Bound the keys that these queries can see, as far as no tensor has to be read for it."""
         if torch.compiler.is_exporting():
             # A span that starts with the window would tie the graph to contexts longer than it.
             return 0, self.num_keys
@@ -176,42 +188,40 @@ class MaskSpec:
         return start, max(stop, start + 1)
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """First and one past the last key of every query's interval, (T,) or (B, T)."""
-        if self.rows_of is not None:
-            origin, rows = self.rows_of
-            start, stop = origin.ends()
-            return start[..., rows], stop[..., rows]
-        index_T = self.index()
+        """Find the first and one past the last key of each query's interval, (T,) or (B, T)."""
+        index = self.index()
         left, right = self.window
-        start, stop = torch.zeros_like(index_T), torch.full_like(index_T, self.num_keys)
+        start, stop = torch.zeros_like(index), torch.full_like(index, self.num_keys)
         if left != UNBOUNDED:
-            start = torch.maximum(start, index_T - left)
+            start = torch.maximum(start, index - left)
         if self.is_causal:
-            stop = torch.minimum(stop, index_T + 1)
+            stop = torch.minimum(stop, index + 1)
         if right != UNBOUNDED:
-            stop = torch.minimum(stop, index_T + right + 1)
+            stop = torch.minimum(stop, index + right + 1)
         if self.cu_seqlens is not None:
-            first_T, last_T = self.documents()
-            start, stop = torch.maximum(start, first_T), torch.minimum(stop, last_T)
+            first, last = self.documents()
+            start, stop = torch.maximum(start, first), torch.minimum(stop, last)
         if self.positions is not None:
-            start = torch.maximum(start, index_T - self.positions)
-            if not self.is_causal:
-                stop = torch.minimum(stop, _end_of_run(self.positions))
+            start = torch.maximum(start, index - self.positions)
+        if self.run_ends is not None:
+            stop = torch.minimum(stop, self.run_ends)
         return start.clamp(0, self.num_keys), stop.clamp(0, self.num_keys)
 
     def documents(self) -> tuple[Tensor, Tensor]:
-        """First and one past the last key of the packed document around every query, (T,)."""
+        """Find the first and one past the last key of the packed document around each query."""
         assert self.cu_seqlens is not None
-        document_T = torch.searchsorted(self.cu_seqlens[1:].contiguous(), self.index(), right=True)
-        return self.cu_seqlens[document_T], self.cu_seqlens[document_T + 1]
+        document = torch.searchsorted(self.cu_seqlens[1:].contiguous(), self.index(), right=True)
+        return self.cu_seqlens[document], self.cu_seqlens[document + 1]
 
     def index(self) -> Tensor:
-        """The key at which every query stands."""
+        """Find the key at which each query stands."""
+        if self.stands_at is not None:
+            return self.stands_at
         return torch.arange(self.num_keys - self.num_queries, self.num_keys, device=self.device)
 
 
 def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Span]:
-    """Queries a block at a time, so that a mask over them stays small; at least one block.
+    """Split queries into blocks, so that a mask over one stays small; at least one block.
 
     torch.compile gets them all at once: a graph for every number of blocks would be worse.
     """
@@ -222,7 +232,7 @@ def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterat
         yield start, min(start + rows_per_block, num_queries)
 
 
-def visibility(
+def mask_spec(
     num_queries: int,
     num_keys: int,
     *,
@@ -237,7 +247,7 @@ def visibility(
     num_heads: int | None = None,
     device: torch.device | str | None = None,
 ) -> MaskSpec:
-    """Check one description of what is visible and reduce it to intervals, padding and a mask.
+    """Check a description of what is visible and make a mask spec of it.
 
     `batch` and `num_heads`, where known, are what the tensors must fit. `max_seqlen` promises that
     no packed document is longer: a kernel then leaves out what it would only find empty.
@@ -261,6 +271,7 @@ def visibility(
     if positions is not None:
         _check_positions(positions, is_causal, num_queries, num_keys, batch)
         _check_order(positions, is_causal, num_keys, key_padding_mask)
+        positions = positions.to(torch.int64)
 
     mask, bias = _mask_and_bias(attn_mask)
     return MaskSpec(
@@ -269,8 +280,9 @@ def visibility(
         is_causal=is_causal,
         window=(left, right),
         cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(torch.int64),
-        max_seqlen=num_keys if max_seqlen is None else max_seqlen,
-        positions=None if positions is None else positions.to(torch.int64),
+        max_seqlen=max_seqlen,
+        positions=positions,
+        run_ends=None if positions is None or is_causal else _end_of_run(positions),
         key_padding_mask=key_padding_mask,
         mask=mask,
         bias=bias,
@@ -279,7 +291,7 @@ def visibility(
 
 
 def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
-    """n along dim of a mask: integers, at least 1.
+    """Count n along dim of a mask: integers, at least 1.
 
     True is visible; an additive mask hides by -5e3 or any lower number.
     """
@@ -313,7 +325,7 @@ def visible_keys(
     positions: Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """n for every query: (T,), or (B, T) with padding or positions by row; integers, at least 1.
+    """Count n for every query: (T,), or (B, T) with padding or positions by row; at least 1.
 
     With fewer queries than keys the queries are the last ones (cached decoding). `window` W is the
     query itself and the W - 1 keys before it; a pair (left, right) is FlashAttention's.
@@ -321,7 +333,7 @@ def visible_keys(
     each query from the start of its document. `key_padding_mask` (B, S) is True for tokens.
     `device` is where n is made: that of the tensors, or the CPU where there are none.
     """
-    mask_spec = visibility(
+    return mask_spec(
         num_queries,
         num_keys,
         is_causal=is_causal,
@@ -330,8 +342,7 @@ def visible_keys(
         key_padding_mask=key_padding_mask,
         positions=positions,
         device=device,
-    )
-    return mask_spec.num_visible()
+    ).num_visible()
 
 
 def can_read_without_sync(tensor: Tensor) -> bool:
@@ -342,27 +353,27 @@ def can_read_without_sync(tensor: Tensor) -> bool:
         and type(tensor) in (Tensor, torch.nn.Parameter)
         # a tensor of vmap or func.grad; torch has no public question for it
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
-        and not is_recorded()
+        and not is_tracing()
     )
 
 
-def is_recorded() -> bool:
-    """True while torch.jit.trace or make_fx records: what is read now would become a constant."""
+def is_tracing() -> bool:
+    """True while torch.jit.trace or make_fx traces: what is read now would become a constant."""
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return True
-    # Not imported here: it takes 0.3 s, and nobody records with it before it is there.
+    # Not imported here: it takes 0.3 s, and nobody traces with it before it is there.
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return tracing is not None and tracing.get_proxy_mode() is not None
 
 
 def _rows_and_keys(mask: Tensor, rows: Span, keys: Span) -> Tensor:
-    """A block of a mask whose last two dimensions may be 1."""
+    """Cut a block out of a mask whose last two dimensions may be 1."""
     mask = mask if mask.shape[-2] == 1 else mask[..., rows[0] : rows[1], :]
     return mask if mask.shape[-1] == 1 else mask[..., keys[0] : keys[1]]
 
 
 def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """What an explicit mask shows and what it adds, both 4-D."""
+    """Split an explicit mask into what it shows and what it adds, both 4-D."""
     if attn_mask is None:
         return None, None
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -373,7 +384,7 @@ def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | No
 
 
 def _end_of_run(positions: Tensor) -> Tensor:
-    """One past the last key of the document around each key; positions rise by 1 inside one."""
+    """Find one past the last key of the document around each key; positions rise by 1 in one."""
     length = positions.shape[-1]
     if length == 0:
         return positions
@@ -385,7 +396,7 @@ def _end_of_run(positions: Tensor) -> Tensor:
 
 
 def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) -> torch.device:
-    """The device that all of them are on; lists and strays are refused by name."""
+    """Find the device of the tensors; raise on what is none, and on two devices."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -400,7 +411,7 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
 
 
 def window_pair(window: Window) -> tuple[int, int]:
-    """A window as (left, right), -1 for unbounded: W is (W - 1, 0)."""
+    """Turn a window into (left, right), -1 for unbounded: W is (W - 1, 0)."""
     if window is None:
         return UNBOUNDED, UNBOUNDED
     if isinstance(window, Integral) and not isinstance(window, bool):
@@ -464,7 +475,7 @@ def _check_mask(
 
 
 def _check_additive(name: str, mask: Tensor) -> None:
-    """Refuse NaN and +inf, which would make every weight of a row NaN."""
+    """Raise on NaN and +inf, which would make every weight of a row NaN."""
     if mask.dtype == torch.bool or not mask.numel() or not can_read_without_sync(mask):
         return
     # The maximum of anything and NaN is NaN.
@@ -532,7 +543,7 @@ def _check_positions(
 ) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise UsageError(
-            "positions must be integers, the place of every query in its document, got "
+            "positions must be integers, counted from the start of every document, got "
             f"{positions.dtype}; write .long(), and {ROTARY_HINT}"
         )
     if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
@@ -560,28 +571,28 @@ def _check_positions(
 def _check_order(
     positions: Tensor, is_causal: bool, num_keys: int, key_padding_mask: Tensor | None
 ) -> None:
-    """Raise where positions do not tell where a document starts, as far as they can be read.
+    """Raise where positions do not say where a document starts, as far as they can be read.
 
-    In the first one causal queries may leave places out, as a cache does that has dropped keys: it
-    starts with the row. Padding is free.
+    In the first document causal queries may leave positions out, as a cache does that has dropped
+    keys: it starts with the row. Padding is free.
     """
     num_queries = positions.shape[-1]
     if not can_read_without_sync(positions) or num_queries < 2:
         return
     before, after = positions[..., :-1], positions[..., 1:]
-    goes_on = after == before + 1
+    continues = after == before + 1
     if is_causal:
         starts = before == 0
         starts[..., 0] &= num_queries < num_keys
-        goes_on |= (after > before) & (starts.cumsum(-1) == 0)
-    is_wrong = ~goes_on & (after != 0)
+        continues |= (after > before) & (starts.cumsum(-1) == 0)
+    is_wrong = ~continues & (after != 0)
     if key_padding_mask is not None and can_read_without_sync(key_padding_mask):
         # Those of the queries, the last keys; queries before the first key see nothing either.
         is_token = torch.nn.functional.pad(key_padding_mask, (num_queries - num_keys, 0))
         is_wrong = is_wrong & is_token[:, :-1] & is_token[:, 1:]
     if is_wrong.any():
-        place = tuple(is_wrong.nonzero()[0].tolist())
-        here, last = (int(part.expand(is_wrong.shape)[place]) for part in (after, before))
+        first = tuple(is_wrong.nonzero()[0].tolist())
+        here, last = (int(part.expand(is_wrong.shape)[first]) for part in (after, before))
         raise UsageError(
             "positions must rise by 1 inside a document and begin the next one at 0, "
             f"got {here} after {last}; {ROTARY_HINT}"

@@ -1,4 +1,4 @@
-"""Softmax attention under any visibility, by the fastest kernel that can serve the call.
+"""Softmax attention under any mask, by the fastest kernel that can serve the call.
 
 The query arrives scaled, so nothing here knows of Scalable-Softmax: a backend only has to hide the
 right keys. Each says in one sentence why it cannot serve a call, or None; a named backend raises
@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.ops.backends import eager, flex, sdpa, varlen
-from ssmax.ops.backends.call import Call
+from ssmax.ops.backends import eager, sdpa, varlen
+from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.dtypes import autocast_dtype
 from ssmax.ops.visible import MaskSpec
 
-Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "flex", "eager"]
+Backend = Literal["auto", "cudnn", "flash", "efficient", "math", "varlen", "eager"]
 
 
 def attend(
@@ -31,44 +31,38 @@ def attend(
     dropout_p: float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
-    """softmax(q k^T scale) v over what each query sees; zeros for a query that sees nothing."""
+    """Compute softmax(q k^T scale) v over what each query sees; a fully masked row gives zeros."""
     if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
         q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
     if q_BHTD.shape[-1] == 0:
         # Heads of width 0 have logits of 0, as have those of one channel of zeros.
         q_BHTD, k_BGSD = F.pad(q_BHTD, (0, 1)), F.pad(k_BGSD, (0, 1))
-    call = Call(q_BHTD, k_BGSD, v_BGSD, mask_spec, scale, dropout_p)
-    chosen = choose_backend(backend, call)
+    inputs = AttentionInputs(q_BHTD, k_BGSD, v_BGSD, mask_spec, scale, dropout_p)
+    chosen = choose_backend(backend, inputs)
     if q_BHTD.numel() == 0 or k_BGSD.numel() == 0:
         # Nothing to attend to: products over nothing are zeros and keep the graph whole.
-        k_BHSD, v_BHSD = call.repeated_heads()
+        k_BHSD, v_BHSD = inputs.repeated_heads()
         return q_BHTD @ k_BHSD.transpose(-1, -2) @ v_BHSD
-    match chosen:
-        case "varlen":
-            return varlen.attend(call)
-        case "flex":
-            return flex.attend(call)
-        case "eager":
-            return eager.attend(call)
-        case _:
-            return sdpa.attend(call, kernel=None if chosen == "auto" else chosen)
+    if chosen == "varlen":
+        return varlen.attend(inputs)
+    if chosen == "eager":
+        return eager.attend(inputs)
+    return sdpa.attend(inputs, kernel=None if chosen == "auto" else chosen)
 
 
-def choose_backend(backend: Backend, call: Call) -> Backend:
-    """The backend that serves this call, `auto` being SDPA's fastest kernel."""
+def choose_backend(backend: Backend, inputs: AttentionInputs) -> Backend:
+    """Choose the backend that serves this call; `auto` is SDPA's fastest kernel."""
     if backend not in get_args(Backend):
         raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, got {backend!r}")
     if backend == "auto":
-        return "varlen" if call.needs_mask and varlen.unsupported_reason(call) is None else "auto"
-    match backend:
-        case "varlen":
-            reason = varlen.unsupported_reason(call)
-        case "flex":
-            reason = flex.unsupported_reason(call)
-        case "eager":
-            reason = None
-        case _:
-            reason = sdpa.unsupported_reason(call, backend)
+        serves = inputs.needs_mask and varlen.unsupported_reason(inputs) is None
+        return "varlen" if serves else "auto"
+    if backend == "eager":
+        return backend
+    is_varlen = backend == "varlen"
+    reason = (
+        varlen.unsupported_reason(inputs) if is_varlen else sdpa.unsupported_reason(inputs, backend)
+    )
     if reason is not None:
         raise UsageError(
             f"backend={backend!r} cannot serve this call: {reason}; "

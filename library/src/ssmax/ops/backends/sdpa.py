@@ -13,14 +13,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssmax.errors import UsageError
-from ssmax.ops.backends.call import Call
+from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.visible import (
     ROWS_PER_BLOCK,
     MaskSpec,
     Span,
     can_read_without_sync,
     row_blocks,
-    visibility,
 )
 
 SDPA_KERNELS = {
@@ -41,62 +40,62 @@ CUDA_MASK_ELEMENTS = 1 << 28
 MOST_PADDING = 2.5
 
 
-def attend(call: Call, kernel: str | None) -> Tensor:
-    """SDPA with the named kernel, or with the fastest that takes the call."""
-    mask_spec = call.mask_spec
-    if not call.needs_mask and (call.on_gpu or _is_fused_on_cpu(call)):
-        return _run(call, kernel, is_causal=mask_spec.is_plain_causal)
-    if mask_spec.cu_seqlens is not None and (bounds := _document_bounds(call)) is not None:
-        if _fit_a_batch(call, bounds):
-            return _as_batch(call, kernel, bounds)
-        documents = [_document(call, a, b) for a, b in bounds]
+def attend(inputs: AttentionInputs, kernel: str | None) -> Tensor:
+    """Call SDPA with the named kernel, or with the fastest that takes the call."""
+    mask_spec = inputs.mask_spec
+    if not inputs.needs_mask and (inputs.on_gpu or _is_fused_on_cpu(inputs)):
+        return _run(inputs, kernel, is_causal=mask_spec.is_plain_causal)
+    if mask_spec.cu_seqlens is not None and (bounds := _document_bounds(inputs)) is not None:
+        if _fit_a_batch(inputs, bounds):
+            return _as_batch(inputs, kernel, bounds)
+        documents = [_document(inputs, a, b) for a, b in bounds]
         return torch.cat([attend(document, kernel) for document in documents], dim=2)
-    blocks = [_run_rows(call, kernel, rows) for rows in _row_blocks(call)]
+    blocks = [_run_rows(inputs, kernel, rows) for rows in _row_blocks(inputs)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
 
 
-def _run_rows(call: Call, kernel: str | None, rows: Span) -> Tensor:
-    """Some of the queries, with an explicit mask over the keys they may see."""
-    keys = call.mask_spec.key_span(rows)
+def _run_rows(inputs: AttentionInputs, kernel: str | None, rows: Span) -> Tensor:
+    """Attend from some of the queries, with an explicit mask over the keys they may see."""
+    keys = inputs.mask_spec.key_span(rows)
     block = replace(
-        call,
-        q_BHTD=call.q_BHTD[:, :, rows[0] : rows[1]],
-        k_BGSD=call.k_BGSD[:, :, keys[0] : keys[1]],
-        v_BGSD=call.v_BGSD[:, :, keys[0] : keys[1]],
+        inputs,
+        q_BHTD=inputs.q_BHTD[:, :, rows[0] : rows[1]],
+        k_BGSD=inputs.k_BGSD[:, :, keys[0] : keys[1]],
+        v_BGSD=inputs.v_BGSD[:, :, keys[0] : keys[1]],
     )
-    if call.mask_spec.sees_all:
+    if inputs.mask_spec.sees_all:
         return _run(block, kernel)
-    visible = call.mask_spec.visible_mask(rows, keys)
-    blind = None
-    if call.mask_spec.may_hide_all:
-        # A blind query is shown everything and zeroed afterwards: no kernel meets an empty row.
-        blind = ~visible.any(-1, keepdim=True)
-        visible = visible | blind
+    visible = inputs.mask_spec.visible_mask(rows, keys)
+    hidden = None
+    if inputs.mask_spec.may_hide_all:
+        # A fully masked row is shown everything and zeroed afterwards: no kernel meets it.
+        hidden = ~visible.any(-1, keepdim=True)
+        visible = visible | hidden
     mask = visible
-    if (bias := call.mask_spec.bias_block(rows, keys)) is not None:
+    if (bias := inputs.mask_spec.bias_block(rows, keys)) is not None:
         mask = torch.where(visible, bias.masked_fill(bias == -torch.inf, 0.0), -torch.inf)
-        if call.adds_wider_bias:
+        if inputs.adds_wider_bias:
             # A float32 bias on half-precision heads is exact only where logits are explicit.
-            mask, kernel = mask.float(), "math" if call.on_gpu else kernel
+            mask, kernel = mask.float(), "math" if inputs.on_gpu else kernel
         else:
-            mask = mask.to(call.q_BHTD.dtype)
+            mask = mask.to(inputs.q_BHTD.dtype)
     out = _run(block, kernel, attn_mask=mask)
-    return out if blind is None else out.masked_fill(blind, 0.0)
+    return out if hidden is None else out.masked_fill(hidden, 0.0)
 
 
 def _run(
-    call: Call,
+    inputs: AttentionInputs,
     kernel: str | None,
     *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> Tensor:
-    q, k, v, enable_gqa = call.q_BHTD, call.k_BGSD, call.v_BGSD, call.is_grouped
-    if not call.on_gpu:
+    q, k, v, enable_gqa = inputs.q_BHTD, inputs.k_BGSD, inputs.v_BGSD, inputs.is_grouped
+    if not inputs.on_gpu:
         # Elsewhere than in the last dimension strides are free; there the fused kernel declines.
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    if enable_gqa and not _groups_heads(call, kernel, attn_mask):
-        (k, v), enable_gqa = call.repeated_heads(), False
+    if enable_gqa and not _groups_heads(inputs, kernel, attn_mask):
+        (k, v), enable_gqa = inputs.repeated_heads(), False
 
     def run() -> Tensor:
         return F.scaled_dot_product_attention(
@@ -104,16 +103,16 @@ def _run(
             k,
             v,
             attn_mask=attn_mask,
-            dropout_p=call.dropout_p,
+            dropout_p=inputs.dropout_p,
             is_causal=is_causal,
-            scale=call.scale,
+            scale=inputs.scale,
             enable_gqa=enable_gqa,
         )
 
-    if kernel is None and not call.on_gpu:
+    if kernel is None and not inputs.on_gpu:
         return run()
     if kernel is None:
-        is_step = call.q_BHTD.shape[2] == 1 and not torch.compiler.is_compiling()
+        is_step = inputs.q_BHTD.shape[2] == 1 and not torch.compiler.is_compiling()
         with sdpa_kernel(WITHOUT_PLANS_FIRST if is_step else FASTEST_FIRST, set_priority=True):
             return run()
     with sdpa_kernel(SDPA_KERNELS[kernel]):
@@ -128,38 +127,38 @@ def _run(
             if "No available kernel" not in str(error):
                 raise
             raise UsageError(
-                f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
-                f"{call.q_BHTD.dtype}, head width {call.q_BHTD.shape[-1]}, values of width "
+                f"backend={kernel!r} cannot serve this inputs: PyTorch has no such kernel for "
+                f"{inputs.q_BHTD.dtype}, head_dim {inputs.q_BHTD.shape[-1]}, values of width "
                 f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "
-                f"{call.dropout_p:g} on {call.q_BHTD.device}; pass backend='auto' or name another"
+                f"{inputs.dropout_p:g} on {inputs.q_BHTD.device}; pass backend='auto' or another"
             ) from None
 
 
-def _groups_heads(call: Call, kernel: str | None, attn_mask: Tensor | None) -> bool:
+def _groups_heads(inputs: AttentionInputs, kernel: str | None, attn_mask: Tensor | None) -> bool:
     """True where the kernel reads shared key heads itself; `efficient` cannot."""
-    if not call.on_gpu:
+    if not inputs.on_gpu:
         return True
     return attn_mask is None if kernel is None else kernel != "efficient"
 
 
-def _is_fused_on_cpu(call: Call) -> bool:
+def _is_fused_on_cpu(inputs: AttentionInputs) -> bool:
     """True where PyTorch's fused CPU kernel serves; elsewhere it makes queries x keys logits."""
-    return call.dropout_p == 0.0 and call.v_BGSD.shape[-1] == call.q_BHTD.shape[-1]
+    return inputs.dropout_p == 0.0 and inputs.v_BGSD.shape[-1] == inputs.q_BHTD.shape[-1]
 
 
-def _row_blocks(call: Call) -> Iterator[Span]:
-    """Queries in blocks whose mask stays small."""
-    if not call.on_gpu:
-        return row_blocks(call.mask_spec.num_queries)
-    elements = call.q_BHTD.shape[0] * call.mask_spec.num_keys
+def _row_blocks(inputs: AttentionInputs) -> Iterator[Span]:
+    """Split the queries into blocks whose mask stays small."""
+    if not inputs.on_gpu:
+        return row_blocks(inputs.mask_spec.num_queries)
+    elements = inputs.q_BHTD.shape[0] * inputs.mask_spec.num_keys
     return row_blocks(
-        call.mask_spec.num_queries, max(ROWS_PER_BLOCK, CUDA_MASK_ELEMENTS // elements)
+        inputs.mask_spec.num_queries, max(ROWS_PER_BLOCK, CUDA_MASK_ELEMENTS // elements)
     )
 
 
-def _document_bounds(call: Call) -> list[Span] | None:
-    """Of the packed documents, where they can be read and nothing else cuts across."""
-    mask_spec = call.mask_spec
+def _document_bounds(inputs: AttentionInputs) -> list[Span] | None:
+    """Read the bounds of packed documents, unless something else cuts across."""
+    mask_spec = inputs.mask_spec
     assert mask_spec.cu_seqlens is not None
     square = mask_spec.num_queries == mask_spec.num_keys
     if not (square and mask_spec.is_interval and mask_spec.positions is None):
@@ -169,29 +168,28 @@ def _document_bounds(call: Call) -> list[Span] | None:
     return [(a, b) for a, b in itertools.pairwise(mask_spec.cu_seqlens.tolist()) if b > a]
 
 
-def _document(call: Call, start: int, stop: int) -> Call:
-    """Attention within one document."""
+def _document(inputs: AttentionInputs, start: int, stop: int) -> AttentionInputs:
+    """Cut one document out."""
     return replace(
-        call,
-        q_BHTD=call.q_BHTD[:, :, start:stop],
-        k_BGSD=call.k_BGSD[:, :, start:stop],
-        v_BGSD=call.v_BGSD[:, :, start:stop],
-        mask_spec=_sight_of(call, stop - start),
+        inputs,
+        q_BHTD=inputs.q_BHTD[:, :, start:stop],
+        k_BGSD=inputs.k_BGSD[:, :, start:stop],
+        v_BGSD=inputs.v_BGSD[:, :, start:stop],
+        mask_spec=_document_spec(inputs.mask_spec, stop - start),
     )
 
 
-def _sight_of(call: Call, length: int) -> MaskSpec:
-    mask_spec = call.mask_spec
-    return visibility(
-        length,
-        length,
+def _document_spec(mask_spec: MaskSpec, length: int) -> MaskSpec:
+    return MaskSpec(
+        num_queries=length,
+        num_keys=length,
         is_causal=mask_spec.is_causal,
         window=mask_spec.window,
         device=mask_spec.device,
     )
 
 
-def _fit_a_batch(call: Call, bounds: list[Span]) -> bool:
+def _fit_a_batch(inputs: AttentionInputs, bounds: list[Span]) -> bool:
     """True where many documents are alike enough to be padded to one length.
 
     Only causal ones: there what pads a document's end is hidden from it as it stands.
@@ -199,41 +197,44 @@ def _fit_a_batch(call: Call, bounds: list[Span]) -> bool:
     lengths = [stop - start for start, stop in bounds]
     is_worth_it = len(lengths) * max(lengths) <= MOST_PADDING * sum(lengths)
     return (
-        call.q_BHTD.shape[0] == 1 and call.mask_spec.is_causal and len(lengths) > 2 and is_worth_it
+        inputs.q_BHTD.shape[0] == 1
+        and inputs.mask_spec.is_causal
+        and len(lengths) > 2
+        and is_worth_it
     )
 
 
-def _as_batch(call: Call, kernel: str | None, bounds: list[Span]) -> Tensor:
-    """The documents of a row side by side: one call instead of one for each."""
+def _as_batch(inputs: AttentionInputs, kernel: str | None, bounds: list[Span]) -> Tensor:
+    """Attend in all documents of a row side by side: one call instead of one for each."""
     longest = max(stop - start for start, stop in bounds)
-    starts, stops = torch.tensor(bounds, device=call.q_BHTD.device).unbind(1)
-    place_NL = starts.unsqueeze(1) + torch.arange(longest, device=starts.device)
-    is_real_NL = place_NL < stops.unsqueeze(1)
+    starts, stops = torch.tensor(bounds, device=inputs.q_BHTD.device).unbind(1)
+    position_NL = starts.unsqueeze(1) + torch.arange(longest, device=starts.device)
+    is_real_NL = position_NL < stops.unsqueeze(1)
     # What pads a document is some token of the row; none of its queries sees it.
-    place = place_NL.clamp_max(call.mask_spec.num_keys - 1).flatten()
+    position = position_NL.clamp_max(inputs.mask_spec.num_keys - 1).flatten()
 
     def rows(x_BHTD: Tensor) -> Tensor:
         x_THD = x_BHTD[0].transpose(0, 1)
-        return x_THD.index_select(0, place).unflatten(0, (-1, longest)).transpose(1, 2)
+        return x_THD.index_select(0, position).unflatten(0, (-1, longest)).transpose(1, 2)
 
     batch = replace(
-        call,
-        q_BHTD=rows(call.q_BHTD),
-        k_BGSD=rows(call.k_BGSD),
-        v_BGSD=rows(call.v_BGSD),
-        mask_spec=_sight_of(call, longest),
+        inputs,
+        q_BHTD=rows(inputs.q_BHTD),
+        k_BGSD=rows(inputs.k_BGSD),
+        v_BGSD=rows(inputs.v_BGSD),
+        mask_spec=_document_spec(inputs.mask_spec, longest),
     )
     out_NLHD = attend(batch, kernel).transpose(1, 2)
     real = is_real_NL.flatten().nonzero().squeeze(1)
     return out_NLHD.flatten(0, 1).index_select(0, real).transpose(0, 1).unsqueeze(0)
 
 
-def unsupported_reason(call: Call, kernel: str) -> str | None:
-    """Why this kernel cannot serve the call, as far as it is known beforehand."""
-    if kernel in ("cudnn", "efficient") and not call.on_gpu:
-        return f"it needs CUDA tensors, got {call.q_BHTD.device}"
-    if kernel in ("cudnn", "efficient") and call.adds_wider_bias:
-        return f"it takes an additive mask of q's dtype, {call.q_BHTD.dtype}"
-    if kernel == "flash" and call.on_gpu and call.needs_mask:
+def unsupported_reason(inputs: AttentionInputs, kernel: str) -> str | None:
+    """Say why this kernel cannot serve the call, as far as it is known beforehand."""
+    if kernel in ("cudnn", "efficient") and not inputs.on_gpu:
+        return f"it needs CUDA tensors, got {inputs.q_BHTD.device}"
+    if kernel in ("cudnn", "efficient") and inputs.adds_wider_bias:
+        return f"it takes an additive mask of q's dtype, {inputs.q_BHTD.dtype}"
+    if kernel == "flash" and inputs.on_gpu and inputs.needs_mask:
         return "flash attention in SDPA takes no mask; 'varlen' does windows and packing"
     return None

@@ -1,10 +1,9 @@
-"""One softmax attention: everything a backend needs, and the questions backends ask of it."""
+"""What a backend is given, and the questions that backends ask of it."""
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ssmax.ops.dtypes import at_least_float32
@@ -12,8 +11,8 @@ from ssmax.ops.visible import MaskSpec
 
 
 @dataclass(frozen=True)
-class Call:
-    """A query that is scaled already, keys, values, and what is visible."""
+class AttentionInputs:
+    """Inputs of one softmax attention, its query scaled already."""
 
     q_BHTD: Tensor
     k_BGSD: Tensor
@@ -41,12 +40,6 @@ class Call:
         return not (self.mask_spec.sees_all or self.mask_spec.is_plain_causal)
 
     @property
-    def wants_gradient(self) -> bool:
-        """True where a backward pass may follow."""
-        tensors = (self.q_BHTD, self.k_BGSD, self.v_BGSD)
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-
-    @property
     def adds_wider_bias(self) -> bool:
         """True where an additive mask is wider than the heads it is added to."""
         bias = self.mask_spec.bias
@@ -57,7 +50,7 @@ class Call:
         )
 
     def repeated_heads(self) -> tuple[Tensor, Tensor]:
-        """Keys and values repeated for every query head, for kernels that cannot group."""
+        """Repeat keys and values for every query head, for kernels that cannot group."""
         group = self.q_BHTD.shape[1] // max(self.k_BGSD.shape[1], 1)
         if group == 1:
             return self.k_BGSD, self.v_BGSD

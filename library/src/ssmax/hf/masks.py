@@ -1,0 +1,271 @@
+"""n of a converted model: what its attention implementation is given, as a mask spec.
+
+Positions do not tell n: a left-padded batch arrives with positions 0 to T - 1 in every row. Nor do
+the keys: a static cache is longer than what was written, a causal query sees a part of them. What a
+kernel masks with does. Each masks in its own way; the counting is that of `ssmax.ops.visible`.
+"""
+
+# B batch, H heads, Q queries, K keys
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.errors import UsageError
+from ssmax.ops.visible import UNBOUNDED, MaskSpec, is_tracing, is_visible
+
+Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
+Count = int | Tensor
+"""n of every query: one number for all, or (Q,), (B, Q) or (B, H, Q)."""
+
+# Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
+_ENGINES = ("vllm", "tgi", "sglang")
+# The keys that such a cache, or a paged one, may hold: more than any query stands at.
+_ANY_KEYS = 1 << 40
+# Where a mask remembers its counts.
+_COUNTED = "_ssmax_num_keys"
+
+
+def kind_of(implementation: str | None) -> Kind:
+    """Tell how an implementation masks."""
+    name = (implementation or "eager").removeprefix("paged|")
+    if name in ("eager", "sdpa"):
+        return name
+    if name == "flex_attention":
+        return "flex"
+    if name in _ENGINES:
+        return "engine"
+    if "flash" in name:
+        return "flash"
+    raise UsageError(
+        f"the attention implementation {implementation!r} is not known, so it cannot be known what "
+        "it masks; use eager, sdpa, flex_attention or flash attention"
+    )
+
+
+def count_keys(
+    kind: Kind,
+    module: nn.Module,
+    query_BHQD: Tensor,
+    key_BGKD: Tensor,
+    mask: Any,
+    options: Mapping[str, Any],
+    *,
+    as_number: bool = False,
+) -> Count:
+    """Count the keys that each query sees, at least 1: (Q,), (B, Q) or (B, H, Q).
+
+    `as_number` allows one number where it is the same for all and no tensor has to be read.
+    """
+    queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and kind in ("eager", "flex"):
+        raise UsageError(
+            f"{kind} attention adds its mask to the logits, so that booleans hide nothing, and was "
+            f"given a mask of them, {tuple(mask.shape)}; give 0 where a key is seen and "
+            "torch.finfo(model.dtype).min where it is hidden, or use sdpa"
+        )
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        # Transformers gives FlexAttention the first head's for all.
+        if kind == "flex" and mask.shape[1] > 1:
+            mask = mask[:, :1]
+        # A paged cache joins the keys later: its mask is over all of them.
+        is_joined_later = options.get("cache") is not None
+        keys = mask.shape[-1] if is_joined_later else min(keys, mask.shape[-1])
+        return count_mask(mask, keys, kind == "eager" and _has_table(module, queries, options))
+    if kind == "flex" and mask is not None:
+        return _remembered(mask, queries, lambda: _count_block_mask(mask, query_BHQD))
+    if kind == "flash" and mask is not None:
+        asked = (queries, _is_causal(module, options), options.get("sliding_window"))
+        spec = functools.partial(_flash_spec, module, query_BHQD, keys, mask, options)
+        return _remembered(mask, asked, lambda: spec().num_visible())
+    spec = _SPECS[kind](module, query_BHQD, keys, mask, options)
+    return spec.num_keys if as_number and spec.sees_all else spec.num_visible()
+
+
+# In a graph this is one call (ssmax.hf.hook says so), and there remembers too.
+def count_mask(mask_BHQK: Tensor, num_keys: int, is_causal: bool = False) -> Tensor:
+    """Count once for all layers: a graph that makes no gradients would repeat it for each."""
+    return _remembered(
+        mask_BHQK, (num_keys, is_causal), lambda: _count_mask(mask_BHQK, num_keys, is_causal)
+    )
+
+
+def _count_mask(mask_BHQK: Tensor, num_keys: int, is_causal: bool) -> Tensor:
+    spec = MaskSpec(
+        num_queries=mask_BHQK.shape[2],
+        num_keys=num_keys,
+        is_causal=is_causal,
+        mask=is_visible(mask_BHQK[..., :num_keys]),
+        device=mask_BHQK.device,
+    )
+    n_BHQ = spec.num_visible()
+    return n_BHQ.squeeze(1) if n_BHQ.shape[1] == 1 else n_BHQ
+
+
+def _count_block_mask(mask: Any, query_BHQD: Tensor) -> Tensor:
+    """Evaluate FlexAttention's mask, which is a function, in blocks of queries."""
+    batch, heads, queries, keys = mask.shape
+    device = query_BHQD.device
+    b, h, q, k = (torch.arange(size, device=device) for size in (batch, heads, queries, keys))
+    b, h = b[:, None, None, None], h[:, None, None]
+    parts = [
+        _count_mask(mask.mask_mod(b, h, part[:, None], k).expand(batch, heads, -1, -1), keys, False)
+        for part in q.split(1024)
+    ]
+    return torch.cat(parts, dim=-1)[..., : query_BHQD.shape[2]]
+
+
+def _remembered(mask: Any, asked: Any, count: Callable[[], Tensor]) -> Tensor:
+    """Count once for a mask, which many layers share, as long as it is not changed in place."""
+    # Tensors of inference mode do not tell of changes. A count that a CUDA graph captures, or a
+    # trace, must not come from before it, nor go beyond; what torch.compile traces is new.
+    if isinstance(mask, Tensor) and (
+        mask.is_inference()
+        or (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+        or (type(mask) is Tensor and is_tracing())
+    ):
+        return count()
+    version = mask._version if isinstance(mask, Tensor) else 0
+    known = getattr(mask, _COUNTED, None)
+    if known is None or known[0] != version:
+        known = (version, [])
+        setattr(mask, _COUNTED, known)
+    # Not a dictionary: a length in a graph is a symbol, which has no hash.
+    found = next((n for each, n in known[1] if each == asked), None)
+    if found is None:
+        found = count()
+        known[1].append((asked, found))
+    return found
+
+
+def _eager_spec(
+    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
+) -> MaskSpec:
+    """Without a mask eager code hides nothing, but for GPT-2's."""
+    queries = query.shape[2]
+    return MaskSpec(
+        num_queries=queries,
+        num_keys=keys,
+        is_causal=_has_table(module, queries, options),
+        device=query.device,
+    )
+
+
+def _has_table(module: nn.Module, queries: int, options: Mapping[str, Any]) -> bool:
+    """True where GPT-2's eager code of Transformers 5.1 hides later keys by a table of its own.
+
+    Not in cross attention, nor behind a paged cache, which has eager code of its own.
+    """
+    table = module._buffers.get("bias") if queries > 1 else None
+    if table is None or table.dim() != 4 or table.dtype != torch.bool:
+        return False
+    return not getattr(module, "is_cross_attention", False) and options.get("cache") is None
+
+
+def _sdpa_spec(
+    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
+) -> MaskSpec:
+    """Without a mask SDPA is causal from the upper left, unless there is but one query."""
+    queries, device = query.shape[2], query.device
+    if queries == 1 or not _is_causal(module, options):
+        return MaskSpec(num_queries=queries, num_keys=keys, device=device)
+    if queries <= keys:
+        return MaskSpec(num_queries=queries, num_keys=queries, is_causal=True, device=device)
+    index = torch.arange(queries, device=device)
+    return MaskSpec(
+        num_queries=queries, num_keys=keys, is_causal=True, stands_at=index, device=device
+    )
+
+
+def _flash_spec(
+    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
+) -> MaskSpec:
+    """Flash attention lays rows without their padding, or packed documents, end to end."""
+    batch, _, queries, _ = query.shape
+    bounds = stands_at = None
+    if isinstance(mask, Tensor):
+        is_token_BK = mask.bool()
+        bounds = nn.functional.pad(is_token_BK.sum(-1).cumsum(0), (1, 0))
+        rank_BQ = is_token_BK.cumsum(-1)[:, -queries:].clamp_min(1)
+        stands_at = bounds[:-1, None] + rank_BQ - 1
+    elif (packed := _packed(query, options)) is not None:
+        bounds_q, bounds = packed
+        index_BQ = torch.arange(batch * queries, device=query.device).view(batch, queries)
+        document = torch.searchsorted(bounds_q[1:].contiguous(), index_BQ, right=True)
+        # The queries of a document are its last keys.
+        offset = (bounds - bounds_q)[1:]
+        stands_at = index_BQ + offset[document.clamp_max(offset.shape[0] - 1)]
+    if bounds is not None:
+        keys, stands_at = _ANY_KEYS, torch.minimum(stands_at, bounds[-1] - 1)
+    is_causal, window = _is_causal(module, options), options.get("sliding_window")
+    left = UNBOUNDED if window is None else window - 1
+    return MaskSpec(
+        num_queries=queries,
+        num_keys=keys,
+        is_causal=is_causal,
+        window=(left, UNBOUNDED if is_causal else left),
+        cu_seqlens=bounds,
+        stands_at=stands_at,
+        device=query.device,
+    )
+
+
+def _packed(query: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """Find where packed documents begin and end, for queries and keys, if flash attention does."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    given: list[Any] = [options.get(name) for name in names]
+    if all(value is not None for value in given):
+        bounds_q, bounds_k, *_ = given
+        if isinstance(bounds_k, Mapping):
+            # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut
+            # to the window. The widest are those of full ones; the window is this layer's own.
+            bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
+        return tuple(bounds.to(query.device).long() for bounds in (bounds_q, bounds_k))
+    positions = options.get("position_ids")
+    # Packed documents as Transformers finds them: one row whose positions do not just rise by one.
+    if not isinstance(positions, Tensor) or query.shape[0] != 1 or positions.shape[-1] == 1:
+        return None
+    rising = torch.arange(positions.shape[-1], device=positions.device) + positions.min()
+    if not bool((rising != positions).any()):
+        return None
+    starts = (positions == positions.min()).flatten().nonzero().flatten()
+    bounds = nn.functional.pad(starts, (0, 1), value=query.shape[2])
+    return bounds, bounds
+
+
+def _engine_spec(
+    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
+) -> MaskSpec:
+    """An engine hands over positions alone, and they are those of the sequence."""
+    positions = options.get("position_ids")
+    if not isinstance(positions, Tensor):
+        raise UsageError(
+            "an engine's attention was called without position_ids, so n cannot be known; "
+            "run this model with sdpa, eager or flash attention"
+        )
+    window = options.get("sliding_window")
+    return MaskSpec(
+        num_queries=positions.shape[-1],
+        num_keys=_ANY_KEYS,
+        is_causal=True,
+        window=(UNBOUNDED if window is None else window - 1, UNBOUNDED),
+        stands_at=positions.reshape(-1, positions.shape[-1]),
+        device=query.device,
+    )
+
+
+_SPECS: dict[Kind, Callable[..., MaskSpec]] = {
+    "eager": _eager_spec,
+    "flex": _eager_spec,
+    "sdpa": _sdpa_spec,
+    "flash": _flash_spec,
+    "engine": _engine_spec,
+}
+
+
+def _is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
+    given = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True)) if given is None else bool(given)

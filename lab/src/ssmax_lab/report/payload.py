@@ -120,7 +120,7 @@ def note(findings: Findings) -> str:
 
 
 def _trained(study: Mapping[str, Any]) -> str:
-    """The model and its training; nothing where the study does not tell all of it."""
+    """Tell the model and its training; nothing where the study does not have all of it."""
     model, run = study["pretraining"]["model"], study["pretraining"].get("run", {})
     try:
         hidden_size, heads, head, rotated, window = (
@@ -157,7 +157,7 @@ def _trained(study: Mapping[str, Any]) -> str:
 
 
 def _runs(runs: Mapping[str, int]) -> str:
-    """How many of which configuration, the most first."""
+    """Tell how many of which configuration, the most first."""
     alike = {n: [name for name in runs if runs[name] == n] for n in sorted({*runs.values()})[::-1]}
     if len(alike) < 2:
         return "".join(f"{n} run{'s' * (n > 1)} of each configuration." for n in alike)
@@ -170,7 +170,7 @@ def _runs(runs: Mapping[str, int]) -> str:
 
 
 def _rounded(count: int) -> str:
-    """Three digits, in words where there are more."""
+    """Write three digits, in words where there are more."""
     for size, word in ((10**9, " billion"), (10**6, " million"), (10**3, " thousand")):
         if count >= size:
             return f"{float(f'{count / size:.3g}'):g}{word}"
@@ -207,12 +207,12 @@ def _has_data(figure: dict[str, Any]) -> bool:
 
 
 def _labels(found: ByReplica[Any]) -> dict[str, str]:
-    """What configurations are called where these runs are drawn."""
+    """Label configurations where these runs are drawn."""
     return labels({name: len(runs) for name, runs in found.items()})
 
 
 def _first(runs: Mapping[Replica, Record], name: str) -> tuple[str, Record]:
-    """The first run of a configuration, and what it is called where it is drawn alone."""
+    """Return the first run of a configuration, and its label where it is drawn alone."""
     replica = min(runs)
     is_one_of_seed = [one.seed for one in runs].count(replica.seed) == 1
     which = f"seed {replica.seed}" if is_one_of_seed else str(replica)
@@ -237,7 +237,7 @@ def _less_softmax(
     *,
     is_in_parts: bool,
 ) -> dict[str, Any]:
-    """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
+    """Subtract (a)'s losses, over the replicas that both have; nothing where there are none.
 
     Runs of other seeds, or of other machines, differ by more than configurations do.
     """
@@ -280,7 +280,7 @@ def _figure4(findings: Findings) -> dict[str, Any]:
 
 
 def _figure5(findings: Findings) -> dict[str, Any]:
-    """At the test's theta and, where that was measured, at the training's."""
+    """Collect losses at the test's theta and, where that was measured, at the training's."""
 
     def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
         means = {name: by_position(list(found.values())) for name, found in losses.items()}
@@ -339,7 +339,7 @@ def _figure8(findings: Findings) -> dict[str, Any]:
 
 
 def _scales(findings: Findings) -> dict[str, Any]:
-    """Every head's s, and b where there is one, of the first run."""
+    """Collect every head's s, and b where there is one, of the first run."""
     found = {}
     for name, runs in findings.scales.items():
         label, values = _first(runs, name)
@@ -350,7 +350,7 @@ def _scales(findings: Findings) -> dict[str, Any]:
 
 
 def _start(findings: Findings, name: str) -> float:
-    """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
+    """Compute the first s: the factor, s log(n)^power, is 1 on average over n = 1..L."""
     power = {"temperature": 0.0, "sqrt_log": 0.5}.get(CONFIGURATIONS[name].rule, 1.0)
     log_n = np.log(np.arange(1, findings.train_length + 1))
     return findings.train_length / float((log_n**power).sum())
@@ -373,7 +373,7 @@ def _sharpness(findings: Findings) -> dict[str, Any]:
 
 
 def _sharpness_by_head(record: Sharpness, train_length: int) -> dict[str, Any] | None:
-    """Every head at the last n that training has seen and at the last of all."""
+    """Collect every head at the last n that training has seen and at the last of all."""
     places = last_seen_and_last(record, train_length)
     if places[0] == places[1]:
         return None

@@ -311,7 +311,7 @@ def _judge_pair(
 
 
 def _interval(first: Items, second: Items, *, what: str) -> Interval:
-    """Over the seeds that both have, where they are three; else over what every run has.
+    """Compare over the seeds that both have, where they are three; else over what every run has.
 
     Pairs share seed and part. Of a seed that several parts have the mean counts, once: it started
     from the same weights and saw the same batches in each.

@@ -29,7 +29,7 @@ def check_embedded_is_enough(preset: str, tokens: int) -> None:
 
 
 def check_source(source: str) -> str:
-    """The source as `ssmax-lab data prepare` takes it, with its full path where it is one."""
+    """Return the source as `ssmax-lab data prepare` takes it, a path in full."""
     if not is_local(source):
         return source
     kind = TOKENS if source.startswith(TOKENS) else ""
@@ -43,5 +43,5 @@ def check_source(source: str) -> str:
 
 
 def is_local(source: str) -> bool:
-    """Whether a source lies on this machine."""
+    """Say whether a source lies on this machine."""
     return source != EMBEDDED and not source.startswith(HUB)

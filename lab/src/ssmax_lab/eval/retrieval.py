@@ -101,7 +101,7 @@ def make_haystack(
     digits: int = DIGITS,
     needle: Needle | None = None,
 ) -> Haystack:
-    """Make a trial's prompt; its text, and its needle unless one is given, follow from its numbers."""
+    """Make a trial's prompt; its text, and its needle if none is given, follow from its numbers."""
     chance = random.Random(f"needle {seed} {length} {depth} {trial}")
     drawn = random_needle(chance, digits=digits)
     start = chance.randrange(max(1, len(text) - length + 1))

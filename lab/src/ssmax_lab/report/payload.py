@@ -14,6 +14,7 @@ from ssmax_lab.analysis.measures import (
     accuracy_map,
     by_position,
     by_rank,
+    first_s,
     last_seen_and_last,
     learned,
     less_softmax,
@@ -27,7 +28,7 @@ from ssmax_lab.analysis.measures import (
     usual_word,
 )
 from ssmax_lab.analysis.statistics import overall
-from ssmax_lab.configurations import CONFIGURATIONS, MEASURED, labels, look
+from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words
 from ssmax_lab.records import PositionLoss, Sharpness
 from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES
@@ -345,15 +346,9 @@ def _scales(findings: Findings) -> dict[str, Any]:
         label, values = _first(runs, name)
         s, b = learned(values, "s"), learned(values, "bias")
         if s and name in MEASURED:
-            found[name] = {"label": label, "s": s, "b": b or None, "start": _start(findings, name)}
+            start = first_s(look(name).rule, findings.train_length)
+            found[name] = {"label": label, "s": s, "b": b or None, "start": start}
     return found
-
-
-def _start(findings: Findings, name: str) -> float:
-    """Compute the first s: the factor, s log(n)^power, is 1 on average over n = 1..L."""
-    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(CONFIGURATIONS[name].rule, 1.0)
-    log_n = np.log(np.arange(1, findings.train_length + 1))
-    return findings.train_length / float((log_n**power).sum())
 
 
 def _sharpness(findings: Findings) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from ssmax.ops.length import initial_s, initial_sqrt_log_s
 from ssmax_lab.analysis.findings import ByReplica, Record
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness
 
@@ -191,13 +190,6 @@ def lost_sharpness(record: Sharpness, train_length: int, n: int) -> float:
     before, _ = last_seen_and_last(record, train_length)
     weights = np.asarray(record.largest)
     return float(np.mean(weights[:, :, record.num_keys.index(n)] <= weights[:, :, before] / 2))
-
-
-def first_s(rule: str, train_length: int) -> float:
-    """Compute the s that a rule begins with."""
-    if rule == "temperature":
-        return 1.0
-    return (initial_sqrt_log_s if rule == "sqrt_log" else initial_s)(train_length)
 
 
 def learned(values: Mapping[str, Sequence[float]], parameter: str) -> list[Sequence[float]]:

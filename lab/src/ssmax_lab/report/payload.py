@@ -14,7 +14,6 @@ from ssmax_lab.analysis.measures import (
     accuracy_map,
     by_position,
     by_rank,
-    first_s,
     last_seen_and_last,
     learned,
     less_softmax,
@@ -27,6 +26,7 @@ from ssmax_lab.analysis.measures import (
     top_score,
     usual_word,
 )
+from ssmax_lab.analysis.rope import first_s
 from ssmax_lab.analysis.statistics import overall
 from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words

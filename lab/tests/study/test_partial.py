@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import logging
 import math
 import random
 import re
@@ -80,8 +81,9 @@ def test_pieces_are_made_packed_gathered_and_judged(
 
 
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
-    tiny, tokens, tmp_path, capfd, monkeypatch
+    tiny, tokens, tmp_path, caplog, monkeypatch
 ):
+    caplog.set_level(logging.INFO, "ssmax_lab")
     monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     longer = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 1_000_000})
@@ -94,7 +96,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
             minutes=0.2, part="p", records=tmp_path / "p.tar.xz",
         )  # fmt: skip
         assert stopped.stopped_by == "clock" and not stopped.is_whole and not stopped.failed
-        assert "the time is used" in capfd.readouterr().out
+        assert "the time is used" in caplog.text
         log = (folder / "logs" / "pretrain-a-0.log").read_text()
         found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
         steps = [int(step.replace(",", "")) for step in found]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 import re
 import shutil
@@ -25,12 +26,13 @@ from ssmax_lab.train import configured
 from ssmax_lab.train.checkpoint import checkpoint_folder
 
 
-def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
+def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):
     folder = tmp_path / "a study"
-    done = reproduce(tiny, folder, configurations=["a", "b", "e", "f", "probe"], seeds=1, workers=2)
-    out = capfd.readouterr().out
+    every = ["a", "b", "e", "f", "probe"]
+    with caplog.at_level(logging.INFO, "ssmax_lab"):
+        done = reproduce(tiny, folder, configurations=every, seeds=1, workers=2)
     assert done.is_whole and not done.failed
-    assert "done  needle-e-0" in out and "left" in out
+    assert "done  needle-e-0" in caplog.text and " left" in caplog.text
     assert {one.claim for one in done.comparisons} == {f"C{number}" for number in range(1, 9)}
     assert done.page == folder / "report.html" and done.page.stat().st_size > 10_000
     for number in range(1, 9):
@@ -55,7 +57,8 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
     # A second time nothing is done again, and the page comes out the same.
     before = {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")}
     page = done.page.read_bytes()
-    again = reproduce(tiny, folder, configurations=["a", "b", "e", "f", "probe"], seeds=1)
+    capfd.readouterr()
+    again = reproduce(tiny, folder, configurations=every, seeds=1)
     assert again.is_whole and "all of it is done" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")} == before
     assert done.page.read_bytes() == page
@@ -184,7 +187,9 @@ def test_a_verdict_that_moves_is_new_and_last_digits_do_not_move_it(tiny, tmp_pa
     assert [commit == "another" for commit in commits] == [False, True, *[False] * len(others)]
 
 
-def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
+def test_a_job_that_fails_is_named_and_the_rest_is_done(
+    tiny, tokens, tmp_path, caplog, monkeypatch
+):
     real = reproduction.worker_command
 
     def broken(folder, job, **options):
@@ -193,12 +198,13 @@ def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, 
         return real(folder, job, **options)
 
     monkeypatch.setattr(reproduction, "worker_command", broken)
-    done = reproduce(
-        tiny, tmp_path / "s", configurations=["a", "b"], seeds=1, figures=[5], data=tokens
-    )
+    with caplog.at_level(logging.INFO, "ssmax_lab"):
+        done = reproduce(
+            tiny, tmp_path / "s", configurations=["a", "b"], seeds=1, figures=[5], data=tokens
+        )
     assert done.failed == {"pretrain-b-0": "no such luck"} and not done.is_whole
-    out = capfd.readouterr().out
-    assert "FAILED  pretrain-b-0: no such luck" in out and "done  loss-a-0" in out
+    assert "FAILED  pretrain-b-0: no such luck" in caplog.text
+    assert "done  loss-a-0" in caplog.text
     assert done.page is not None
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import logging
 import math
 import random
 import re
@@ -83,7 +82,7 @@ def test_pieces_are_made_packed_gathered_and_judged(
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     tiny, tokens, tmp_path, caplog, monkeypatch
 ):
-    caplog.set_level(logging.INFO, "ssmax_lab")
+    caplog.set_level("INFO", "ssmax_lab")
     monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
     longer = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 1_000_000})

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse a name that is no device's."""
+    """Raise on a name that is no device."""
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda, got {device!r}")
 

@@ -1,4 +1,4 @@
-"""Ask for packages that only some rooms need, where they are used."""
+"""Packages that only some rooms need, asked for where they are used."""
 
 import importlib
 from types import ModuleType
@@ -19,5 +19,5 @@ def require(module: str, *, install: str, purpose: str) -> ModuleType:
 
 
 def how_to(install: str) -> str:
-    """Give the command that installs a requirement, as ssmax[hf] or ssmax-lab."""
+    """Make the command that installs a requirement, as ssmax[hf] or ssmax-lab."""
     return f"pip install '{install}', or `make install` in a checkout"

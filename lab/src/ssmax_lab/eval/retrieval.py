@@ -43,7 +43,7 @@ def measure_retrieval(
 ) -> list[NeedleTrial]:
     """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
 
-    A grid that was stopped goes on with the cells that `out` lacks under its run and configuration.
+    A grid that was stopped resumes with the cells that `out` lacks under its run and settings.
     Trial i of a cell has the same needle and the same stretch of text for every model.
     """
     if not len(lengths) or not len(depths) or trials < 1:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.shards import ShardSet, Vocabulary
-from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
 from ssmax_lab.records import RUN_CONFIG
 from ssmax_lab.tiny import TINY
 from ssmax_lab.train.config import MAY_CHANGE, TrainConfig

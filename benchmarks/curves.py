@@ -24,9 +24,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.shards import TRAIN, ShardSet
 from ssmax_lab.data.stream import Prefetch
-from ssmax_lab.data.tasks import TRAIN
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import Provenance
 from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig

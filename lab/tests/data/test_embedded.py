@@ -47,7 +47,7 @@ def test_the_version_names_python_and_the_text(documents, monkeypatch, tmp_path)
     assert version == embedded_version()
     part = embedded_part()
     assert version in part.name
-    assert list(part.documents()) == documents
+    assert list(part.read()) == documents
     (tmp_path / "module.py").write_text("x = 1\n")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert embedded_version() != version

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import lzma
-import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -15,14 +13,13 @@ import time
 import numpy as np
 import pytest
 
+from ssmax._files import locked
 from ssmax.errors import UsageError
 from ssmax_lab.data import preparation as module
 from ssmax_lab.data.documents import Document, Part, SourceStoppedError
 from ssmax_lab.data.preparation import prepare, text_to_measure
-from ssmax_lab.data.shards import ShardSet, read_header
-from ssmax_lab.data.tasks import Task
+from ssmax_lab.data.shards import ShardSet, read_index
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.data.workers import run_all
 
 
 @pytest.fixture(autouse=True)
@@ -59,28 +56,29 @@ def run(source, out, **options):
     return prepare(str(source), out, **{"tokenizer": "bytes", "workers": 1, **options})
 
 
-def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path):
+def test_every_document_is_on_one_side_and_every_other_thing_is_listed(tmp_path, caplog):
     source = write_texts(tmp_path / "texts")
-    prepared = run(source, tmp_path / "out", validation_fraction=0.2)
+    with caplog.at_level("INFO", logger="ssmax_lab"):
+        sides = run(source, tmp_path / "out", validation_fraction=0.2)
     train, validation = (texts_of(tmp_path / "out" / side) for side in ("train", "validation"))
     expected = [path.read_text() for path in sorted(source.glob("*.txt"))] + ["good"]
     assert sorted(train + validation) == sorted(expected)
     # Each side keeps the order of the source.
     assert [text for text in expected if text in set(train)] == train
     assert 0 < len(validation) < len(train)
-    assert (prepared.num_documents, prepared.validation_documents) == (len(train), len(validation))
-    assert prepared.num_tokens == sum(len(text) + 1 for text in train)
-    assert prepared.validation_tokens == sum(len(text) + 1 for text in validation)
-    listed = (tmp_path / "out" / "skipped.jsonl").read_text()
-    skipped = [json.loads(line) for line in listed.splitlines()]
+    for side, texts in (("train", train), ("validation", validation)):
+        assert sides[side].num_documents == len(texts)
+        assert sides[side].num_tokens == sum(len(text) + 1 for text in texts)
+    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "out/tasks").iterdir())]
+    skipped = [pair for record in records for pair in record["skipped"]]
     assert skipped == [
-        {"name": "bad.jsonl:2", "reason": "not a string"},
-        {"name": "bad.jsonl:3", "reason": "not JSON"},
-        {"name": "image.png", "reason": "not a kind of file that is read"},
+        ["bad.jsonl:2", "not a string"],
+        ["bad.jsonl:3", "not JSON"],
+        ["image.png", "not a kind of file that is read"],
     ]
-    assert prepared.skipped == 3
-    details = ShardSet.open(tmp_path / "out" / "train").details
-    assert details["skipped"] == prepared.reasons == {item["reason"]: 1 for item in skipped}
+    assert sides["train"].details["skipped"] == {reason: 1 for _, reason in skipped}
+    total = len(records)
+    assert caplog.messages == [f"part {done}/{total}" for done in range(total + 1)]
 
 
 def test_small_files_share_a_shard_and_large_ones_do_not(tmp_path):
@@ -88,30 +86,16 @@ def test_small_files_share_a_shard_and_large_ones_do_not(tmp_path):
     for name, size in {"a": 900, "b": 900, "c": 5_000, "d": 10, "e": 10}.items():
         (tmp_path / "texts" / f"{name}.txt").write_text("x" * size)
     run(tmp_path / "texts", tmp_path / "out", validation_fraction=0)
-    shards = sorted((tmp_path / "out" / "train").glob("*.shard"))
-    assert [read_header(path).num_documents for path in shards] == [2, 1, 2]
+    _, shards, _ = read_index(tmp_path / "out" / "train")
+    assert [shard.num_documents for shard in shards] == [2, 1, 2]
 
 
 def test_the_number_of_workers_changes_nothing(tmp_path):
     source = write_texts(tmp_path / "texts", 12)
-    one = run(source, tmp_path / "one", validation_fraction=0.1)
-    three = run(source, tmp_path / "three", validation_fraction=0.1, workers=3)
+    run(source, tmp_path / "one", validation_fraction=0.1)
+    run(source, tmp_path / "three", validation_fraction=0.1, workers=3)
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
-    assert one.num_tokens == three.num_tokens
     assert len(list((tmp_path / "one" / "train").glob("*.shard"))) > 1
-
-
-def test_by_default_there_is_a_worker_for_each_core_that_may_be_used(tmp_path, monkeypatch):
-    asked = []
-
-    def watched(job, tasks, *, workers, on_result):
-        asked.append(workers)
-        run_all(job, tasks, workers=1, on_result=on_result)
-
-    monkeypatch.setattr(module, "run_all", watched)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 3, 5}, raising=False)
-    run(write_texts(tmp_path / "texts", 3), tmp_path / "out", workers=None)
-    assert set(asked) == {3}
 
 
 def test_the_side_of_a_text_depends_on_nothing_else(tmp_path):
@@ -130,9 +114,8 @@ def test_the_side_of_a_text_depends_on_nothing_else(tmp_path):
 @pytest.mark.parametrize("fraction", [1e-12, 1 - 1e-12])
 def test_no_side_is_empty_if_there_are_two_texts(tmp_path, fraction):
     source = write_texts(tmp_path / "texts", 12)
-    prepared = run(source, tmp_path / "out", validation_fraction=fraction)
-    fewer = min(prepared.num_documents, prepared.validation_documents)
-    assert (fewer, prepared.num_documents + prepared.validation_documents) == (1, 13)
+    sides = run(source, tmp_path / "out", validation_fraction=fraction)
+    assert sorted(side.num_documents for side in sides.values()) == [1, 12]
     moved = texts_of(tmp_path / "out" / ("validation" if fraction < 0.5 else "train"))
     keys = {
         hashlib.sha256(text.encode()).digest()[:8]: text
@@ -151,8 +134,8 @@ def test_a_single_text_is_trained_on(tmp_path, copies, fraction):
     (tmp_path / "texts").mkdir()
     for number in range(copies):
         (tmp_path / "texts" / f"{number}.txt").write_text("the only text")
-    prepared = run(tmp_path / "texts", tmp_path / "out", validation_fraction=fraction)
-    assert (prepared.num_documents, prepared.validation_documents) == (copies, 0)
+    sides = run(tmp_path / "texts", tmp_path / "out", validation_fraction=fraction)
+    assert {side: shards.num_documents for side, shards in sides.items()} == {"train": copies}
     assert not (tmp_path / "out" / "validation").exists()
 
 
@@ -170,12 +153,11 @@ def test_the_rule_of_two_sides_holds_out_no_text_that_is_most_of_all(
     (tmp_path / "texts" / "other.txt").write_text(other)
     for number in range(copies):
         (tmp_path / "texts" / f"{number}.txt").write_text(moved)
-    prepared = run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12)
-    assert prepared.validation_documents == held_out
-    assert prepared.num_documents == copies + 1 - held_out
-    assert (tmp_path / "out" / "validation").exists() == bool(held_out)
+    sides = run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12)
+    assert sides["train"].num_documents == copies + 1 - held_out
+    assert ("validation" in sides) == bool(held_out)
     before = contents(tmp_path / "out")
-    assert run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12) == prepared
+    run(tmp_path / "texts", tmp_path / "out", validation_fraction=1e-12)
     assert contents(tmp_path / "out") == before
 
 
@@ -224,7 +206,7 @@ def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch, fraction):
     original = module.run_task
 
     def watched(task, **options):
-        done.add(task.number)
+        done.add(task.name)
         return original(task, **options)
 
     monkeypatch.setattr(module, "run_task", watched)
@@ -234,35 +216,48 @@ def test_only_what_is_missing_is_done_again(tmp_path, monkeypatch, fraction):
     damaged = out / "train" / "000002.shard"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     (out / "tasks" / "000003.json").write_text("{")
-    shutil.copy(out / "train" / "000006.shard", out / "train" / "000004.shard")
     shutil.copy(out / "tasks" / "000006.json", out / "tasks" / "000005.json")
     run(source, out, validation_fraction=fraction)
-    assert done == {1, 2, 3, 4, 5}
+    assert done == {f"{number:06}" for number in (1, 2, 3, 5)}
     assert contents(out) == whole
 
 
-def test_an_unfinished_folder_has_no_index(tmp_path):
-    source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
+@pytest.fixture
+def run_until(monkeypatch):
+    """Prepare and stop when so many parts are finished, or so many are left."""
 
-    def stop_after(number):
-        def stop(progress):
-            if progress.done_tasks == number:
+    def run_until(number, *arguments):
+        def stop(logger, what, done, total):
+            if done == number % total:
                 raise KeyboardInterrupt
 
-        return stop
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "log_progress", stop)
+            with pytest.raises(KeyboardInterrupt):
+                run(*arguments)
 
-    with pytest.raises(KeyboardInterrupt):
-        run(source, out, on_progress=stop_after(3))
-    with pytest.raises(ValueError, match="not finished"):
+    return run_until
+
+
+def test_an_unfinished_folder_has_no_index(tmp_path, run_until):
+    source, out = write_texts(tmp_path / "texts"), tmp_path / "out"
+    run_until(3, source, out)
+    with pytest.raises(UsageError, match="not finished"):
         ShardSet.open(out / "train")
     run(source, out)
     (out / "train" / "000000.shard").unlink()
     (out / "train" / "000005.shard").unlink()
-    total = len(list((out / "tasks").iterdir()))
-    with pytest.raises(KeyboardInterrupt):
-        run(source, out, on_progress=stop_after(total - 1))
-    with pytest.raises(ValueError, match="not finished"):
+    run_until(-1, source, out)
+    with pytest.raises(UsageError, match="not finished"):
         ShardSet.open(out / "train")
+
+
+def test_an_unfinished_preparation_of_another_source_is_in_nobodys_way(tmp_path, run_until):
+    first, second = write_texts(tmp_path / "a", 80), write_texts(tmp_path / "b", 9, seed=1)
+    run(second, tmp_path / "alone")
+    run_until(-2, first, tmp_path / "out")
+    run(second, tmp_path / "out")
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
 
 def test_another_preparation_is_refused_with_what_differs(tmp_path):
@@ -276,53 +271,35 @@ def test_another_preparation_is_refused_with_what_differs(tmp_path):
         ({"validation_fraction": 0.1}, r"validation_fraction was 0\.005 and is 0\.1"),
         ({"text_field": "body"}, "text_field was 'text' and is 'body'"),
     ):
-        with pytest.raises(ValueError, match=f"another preparation.*{message}.*another folder"):
+        with pytest.raises(UsageError, match=message):
             run(**{"source": source, "out": out, **changes})
     (source / "new.txt").write_text("new")
-    with pytest.raises(ValueError, match="parts was '42 from .*' and is '43 from"):
+    with pytest.raises(UsageError, match="parts was '42 from .*' and is '43 from"):
         run(source, out)
     assert contents(out) == before
-    (tmp_path / "foreign" / "train").mkdir(parents=True)
-    with pytest.raises(ValueError, match="no preparation.json"):
-        run(source, tmp_path / "foreign")
 
 
-@pytest.mark.parametrize("first", ["texts", "texts/", "./texts", ".//texts/."])
 @pytest.mark.parametrize("prefix", ["", "tokens:"])
-def test_a_source_is_the_same_with_whatever_slashes_it_is_typed(
-    tmp_path, monkeypatch, prefix, first
-):
-    write_texts(tmp_path / "texts", 12)
-    np.save(tmp_path / "texts" / "ready.npy", np.arange(97, 123, dtype=np.uint16))
+def test_a_source_is_the_same_with_whatever_slashes_it_is_typed(tmp_path, monkeypatch, prefix):
+    write_texts(tmp_path / "embedded", 12)
+    np.save(tmp_path / "embedded" / "ready.npy", np.arange(97, 123, dtype=np.uint16))
     monkeypatch.chdir(tmp_path)
-    run(prefix + first, "out")
+    run(prefix + ".//embedded/.", "out")
     before = contents(tmp_path / "out")
-    done = []
-    monkeypatch.setattr(module, "run_task", lambda task, **_: done.append(task))
-    for again in ("texts", "texts/", "./texts", "texts/./"):
+    for again in ("./embedded", "./embedded/", "embedded/./"):
         run(prefix + again, "out")
-        assert not done and contents(tmp_path / "out") == before
-    for other in ("texts" if prefix else "tokens:texts", "embedded"):
-        with pytest.raises(ValueError, match="holds another preparation: source was"):
+        assert contents(tmp_path / "out") == before
+    # The word is not the folder that is called so.
+    for other in ("./embedded" if prefix else "tokens:embedded", "embedded"):
+        with pytest.raises(UsageError, match="holds another preparation"):
             run(other, "out")
-
-
-def test_a_folder_that_is_called_as_a_word_is_not_the_word(tmp_path, monkeypatch):
-    write_texts(tmp_path / "embedded", 3)
-    monkeypatch.chdir(tmp_path)
-    run("./embedded", "out")
-    with pytest.raises(ValueError, match="source was './embedded' and is 'embedded'"):
-        run("embedded", "out")
 
 
 def test_a_second_process_is_kept_out_while_the_first_one_lives(tmp_path):
     source, out = write_texts(tmp_path / "texts", 3), tmp_path / "out"
-
-    def second(progress):
-        with pytest.raises(ValueError, match="is in use by another process"):
-            run(source, out)
-
-    run(source, out, on_progress=second)
+    out.mkdir()
+    with locked(out), pytest.raises(UsageError, match="in use by another process"):
+        run(source, out)
     run(source, out)
 
 
@@ -340,7 +317,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_what_was_finished(tmp_path):
         done = subprocess.run([*command, workers, "0.005"], capture_output=True, text=True)
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
-        assert last.startswith(f"OSError: {out} cannot be written: [Errno 27] File too large")
+        assert last.startswith(f"ssmax.errors.MachineError: {out} cannot be written: [Errno 27]")
         assert len(list((out / "tasks").glob("*.json"))) >= 5
         assert not list(out.glob("*/*.partial"))
     run(source, out)
@@ -353,29 +330,19 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         run("embedded", tmp_path / "file" / "out")
 
 
-def test_a_worker_that_dies_is_one_clear_error(tmp_path, monkeypatch):
-    source = write_texts(tmp_path / "texts", 12)
-    monkeypatch.setattr(module, "run_task", die)
-    with pytest.raises(OSError, match="a worker was killed.*fewer workers"):
-        run(source, tmp_path / "out", workers=2)
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_source_that_stops_is_not_taken_for_a_folder_that_cannot_be_written(
     tmp_path, monkeypatch, workers
 ):
-    parts = [StoppingPart(name=f"hf:x#{number}", size=None) for number in range(3)]
+    parts = [Part(name=f"hf:x#{number}", size=None, read=stopping) for number in range(3)]
     monkeypatch.setattr(module, "open_source", lambda *_, **__: parts)
-    with pytest.raises(OSError, match=r"^hf:x#. stopped: gone$"):
+    with pytest.raises(SourceStoppedError, match="^gone$"):
         run("hf:x", tmp_path / "out", workers=workers)
 
 
-class StoppingPart(Part):
-    __slots__ = ()
-
-    def documents(self):
-        yield Document("first", "text")
-        raise SourceStoppedError(f"{self.name} stopped: gone")
+def stopping():
+    yield Document("first", "text")
+    raise SourceStoppedError("gone")
 
 
 UNGUARDED = """
@@ -392,65 +359,34 @@ def test_a_script_without_its_guard_is_told_of_it(tmp_path):
     command = [sys.executable, str(tmp_path / "main.py"), str(source), str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    assert 'under `if __name__ == "__main__":`' in done.stderr
-    assert "in use by another process" not in done.stderr
-
-
-def test_a_process_of_multiprocessing_may_prepare_with_one_worker(tmp_path):
-    source = write_texts(tmp_path / "texts", 3)
-    spawned = multiprocessing.get_context("spawn")
-    child = spawned.Process(target=run, args=(source, tmp_path / "out"), daemon=True)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert ShardSet.open(tmp_path / "out" / "train").num_documents == 3
-
-
-def die(task, **_):
-    os._exit(9)
-
-
-def test_progress_counts_up_to_everything(tmp_path):
-    source, heard = write_texts(tmp_path / "texts"), []
-    prepared = run(source, tmp_path / "out", validation_fraction=0.2, on_progress=heard.append)
-    assert heard[0].done_tasks == heard[0].done_bytes == heard[0].num_tokens == 0
-    assert [progress.done_tasks for progress in heard] == list(range(heard[-1].total_tasks + 1))
-    last = heard[-1]
-    assert last.done_bytes == last.total_bytes > 0
-    assert last.num_tokens == prepared.num_tokens + prepared.validation_tokens
-    assert last.num_documents == prepared.num_documents + prepared.validation_documents
-    assert last.skipped == prepared.skipped == 3
-
-
-def test_progress_costs_the_same_for_every_task(tmp_path, monkeypatch):
-    source, asked, heard = write_texts(tmp_path / "texts"), [], []
-    size = Task.size.fget
-    monkeypatch.setattr(Task, "size", property(lambda task: asked.append(task) or size(task)))
-    run(source, tmp_path / "out", on_progress=heard.append)
-    # Once for the total, once when it is done.
-    assert len(asked) == 2 * heard[-1].total_tasks
+    assert 'without `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
 
 
 def test_a_source_without_documents_is_refused_and_says_why(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text(" ")
-    with pytest.raises(ValueError, match="holds no documents: all 1 were skipped"):
+    with pytest.raises(UsageError, match="holds no documents: .* 1 as 'empty'"):
         run(tmp_path / "texts", tmp_path / "out")
-    assert "empty" in (tmp_path / "out" / "skipped.jsonl").read_text()
     # What is mended may be prepared into the same folder.
     (tmp_path / "texts" / "a.txt").write_text("bottles of beer")
-    assert run(tmp_path / "texts", tmp_path / "out").num_documents == 1
+    assert run(tmp_path / "texts", tmp_path / "out")["train"].num_documents == 1
 
 
-def test_a_folder_that_held_something_keeps_it_where_a_preparation_is_refused(tmp_path):
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("bottles of beer")
-    run(tmp_path / "texts", tmp_path / "out")
-    before = contents(tmp_path / "out")
-    (tmp_path / "texts" / "a.txt").write_text(" ")
-    with pytest.raises(UsageError, match="holds another preparation"):
-        run(tmp_path / "texts", tmp_path / "out")
-    assert contents(tmp_path / "out") == before
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_was_refused_half_way_may_be_mended(tmp_path, workers):
+    out, tokens = tmp_path / "out", tmp_path / "tokens"
+    tokens.mkdir()
+    for number in range(3):
+        np.arange(2_000, dtype=np.uint16).astype("<u2").tofile(tokens / f"{number}.bin")
+    np.full(2_000, 97, "<u2").tofile(tokens / "0.bin")
+    for number in range(1, 3):
+        with pytest.raises(UsageError, match=f"[{number}2].bin cannot be read as tokens"):
+            run(f"tokens:{tokens}", out, workers=workers, validation_fraction=0)
+        np.full(1_000 * number, 98, "<u2").tofile(tokens / f"{number}.bin")
+    prepared = run(f"tokens:{tokens}", out, validation_fraction=0)
+    assert prepared["train"].num_tokens == 5_003
+    run(f"tokens:{tokens}", tmp_path / "fresh", validation_fraction=0)
+    assert contents(out) == contents(tmp_path / "fresh")
 
 
 def test_a_text_without_tokens_is_skipped(tmp_path):
@@ -461,10 +397,8 @@ def test_a_text_without_tokens_is_skipped(tmp_path):
     for name, text in {"a": "aaa", "b": "bbb", "c": "ab"}.items():
         (tmp_path / "texts" / f"{name}.txt").write_text(text)
     options = {"tokenizer": str(tmp_path / "mine.json"), "validation_fraction": 0}
-    prepared = run(tmp_path / "texts", tmp_path / "out", **options)
-    assert (prepared.num_documents, prepared.reasons) == (2, {"no tokens": 1})
-    listed = (tmp_path / "out" / "skipped.jsonl").read_text()
-    assert json.loads(listed) == {"name": "b.txt", "reason": "no tokens"}
+    train = run(tmp_path / "texts", tmp_path / "out", **options)["train"]
+    assert (train.num_documents, train.details["skipped"]) == (2, {"no tokens": 1})
 
 
 def test_bad_settings_get_one_clear_error(tmp_path):
@@ -477,17 +411,17 @@ def test_bad_settings_get_one_clear_error(tmp_path):
         ({"source": "nowhere"}, "no file or folder"),
         ({"out": source / "out"}, "lies inside the source"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UsageError, match=message):
             run(**{"source": source, "out": tmp_path / "out", **changes})
     assert not (tmp_path / "out").exists()
 
 
 def test_the_embedded_corpus_is_prepared_by_default(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TASK_BYTES", 64_000_000)
-    prepared = run("embedded", tmp_path / "out")
-    assert prepared.num_tokens > 5_000_000
-    assert prepared.validation_documents > 0
-    assert "embedded 3." in ShardSet.open(tmp_path / "out" / "train").details["parts"]
+    sides = run("embedded", tmp_path / "out")
+    assert sides["train"].num_tokens > 5_000_000
+    assert sides["validation"].num_documents > 0
+    assert "embedded 3." in sides["train"].details["parts"]
 
 
 @pytest.mark.parametrize("name", ["a.bin", "a.bin.xz", "a.npy"])
@@ -508,41 +442,37 @@ def test_ready_tokens_become_the_documents_between_the_ends(tmp_path, monkeypatc
         path.write_bytes(lzma.compress(tokens.tobytes()) if ".xz" in name else tokens.tobytes())
     for source in (path, path.parent):
         out = tmp_path / f"out-{source.name}"
-        prepared = run(f"tokens:{source}", out, validation_fraction=0)
-        shards = ShardSet.open(out / "train")
+        shards = run(f"tokens:{source}", out, validation_fraction=0)["train"]
         found = [shards.document(index).tolist() for index in range(shards.num_documents)]
         assert found == [*documents, [9]]
-        assert prepared.reasons == {"empty": 1}
+        assert shards.details["skipped"] == {"empty": 1}
 
 
 def test_tokens_that_cannot_be_these_are_refused_by_file(tmp_path):
     for name, content, message in (
-        ("large.bin", np.array([5, 257], "<u2").tobytes(), "large.bin holds the token 257"),
-        ("odd.bin", b"\0\0\0", "odd.bin cannot be read: it ends inside a token"),
-        ("cut.bin.xz", lzma.compress(bytes(100))[:-9], "cut.bin.xz cannot be read"),
-        ("not.npy", b"nothing", "not.npy is no array"),
-        ("begun.bin", b"", "begun.bin has 0 bytes"),
-        ("tokens.txt", b"", "holds no tokens; what is read: .bin and .npy"),
+        ("large.bin", np.array([5, 257], "<u2").tobytes(), "it holds the token 257"),
+        ("odd.bin", b"\0\0\0", "multiple of element size"),
+        ("cut.bin.xz", lzma.compress(bytes(100))[:-9], "end-of-stream"),
+        ("not.npy", b"nothing", "magic"),
+        ("begun.bin", b"", "after 0 tokens"),
+        ("begun.bin.xz", b"", "end-of-stream"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UsageError, match=f"{name} cannot be read as tokens: .*{message}"):
             run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}")
     for name, array in (("flat.npy", np.zeros((2, 3), "<u2")), ("type.npy", np.zeros(3, "<i8"))):
         np.save(tmp_path / name, array)
-        with pytest.raises(ValueError, match=f"{name} must hold one row"):
+        with pytest.raises(UsageError, match=f"{name} .* must hold one row"):
             run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}")
     np.save(tmp_path / "short.npy", np.zeros(9, "<u2"))
     (tmp_path / "short.npy").write_bytes((tmp_path / "short.npy").read_bytes()[:-4])
-    with pytest.raises(ValueError, match="promises 9 tokens and holds 7"):
+    with pytest.raises(UsageError, match="after 7 tokens"):
         run(f"tokens:{tmp_path / 'short.npy'}", tmp_path / "out-short")
-    with pytest.raises(ValueError, match="there is no file or folder"):
+    with pytest.raises(UsageError, match="there is no file or folder"):
         run("tokens:nowhere", tmp_path / "out")
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    np.zeros(9, "<u2").tofile(parts / "0.bin")
-    (parts / "1.bin.xz").touch()
-    with pytest.raises(ValueError, match=r"1\.bin\.xz has 0 bytes, .* write it again"):
-        run(f"tokens:{parts}", tmp_path / "out-parts")
+    (tmp_path / "tokens.txt").touch()
+    with pytest.raises(UsageError, match="holds no tokens"):
+        run(f"tokens:{tmp_path / 'tokens.txt'}", tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["wide.bin", "wide.bin.xz"])
@@ -550,20 +480,18 @@ def test_tokens_of_32_bits_are_not_read_as_16(tmp_path, name):
     tokens = np.random.default_rng(0).integers(1, 50_256, 5_000)
     packed = lzma.compress if name.endswith(".xz") else bytes
     (tmp_path / name).write_bytes(packed(tokens.astype("<u4").tobytes()))
-    with pytest.raises(ValueError, match=f"{name} looks like tokens of 32 bits.*save it as .npy"):
+    with pytest.raises(UsageError, match=f"{name} .*tokens of 32 bits"):
         run(f"tokens:{tmp_path / name}", tmp_path / "out", tokenizer="gpt2")
     for name, dtype in (("narrow.bin", "<u2"), ("wide.npy", "<u4")):
         if name.endswith(".npy"):
             np.save(tmp_path / name, tokens.astype(dtype))
         else:
             (tmp_path / name).write_bytes(tokens.astype(dtype).tobytes())
-        prepared = run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}", tokenizer="gpt2")
-        assert prepared.num_tokens == 5_001
-
-
-def test_a_few_tokens_do_not_tell_their_width(tmp_path):
+        sides = run(f"tokens:{tmp_path / name}", tmp_path / f"out-{name}", tokenizer="gpt2")
+        assert sides["train"].num_tokens == 5_001
+    # A few tokens do not tell their width.
     (tmp_path / "few.bin").write_bytes(np.array([5, 0] * 31, "<u2").tobytes())
-    assert run(f"tokens:{tmp_path / 'few.bin'}", tmp_path / "out").num_tokens == 63
+    assert run(f"tokens:{tmp_path / 'few.bin'}", tmp_path / "few")["train"].num_tokens == 63
 
 
 def test_the_tokenizer_json_is_kept_beside_its_tokens(tmp_path):
@@ -607,8 +535,8 @@ def test_the_text_to_measure_on_is_one_that_no_run_has_seen(tmp_path):
         for folder, side in (("both", "both/validation"), ("side", "side")):
             found = text_to_measure(tmp_path / folder, is_for_tests=is_for_tests)
             assert found == tmp_path / side
-        with pytest.raises(ValueError, match="no prepared tokens in .*nowhere"):
+        with pytest.raises(UsageError, match="no prepared tokens in .*nowhere"):
             text_to_measure(tmp_path / "nowhere", is_for_tests=is_for_tests)
     assert text_to_measure(tmp_path / "seen", is_for_tests=True) == tmp_path / "seen" / "train"
-    with pytest.raises(ValueError, match="has no validation side"):
+    with pytest.raises(UsageError, match="has no validation side"):
         text_to_measure(tmp_path / "seen", is_for_tests=False)

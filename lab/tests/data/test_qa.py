@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from ssmax.errors import UsageError
 from ssmax_lab.data.qa import (
     IGNORE,
     Example,
@@ -22,51 +23,15 @@ from ssmax_lab.data.qa import (
 END = 256
 HARBOUR = "The harbour of Lindholm freezes in January. Its ferry then stays on the southern shore."
 BAKER = "Marta bakes rye bread on Tuesdays."
+JANUARY = [{"text": "January", "answer_start": 35}, {"text": "in January", "answer_start": 32}]
+FIRST = {"id": "a", "question": "When does the harbour freeze?", "answers": JANUARY}
+SECOND = {"id": "b", "question": "Who owns the ferry?", "answers": [], "is_impossible": True}
+THIRD = {"id": "c", "question": "What does Marta bake?", "answers": [{"text": "rye bread"}]}
 SQUAD = {
-    "version": "v2.0",
     "data": [
-        {
-            "title": "Lindholm",
-            "paragraphs": [
-                {
-                    "context": HARBOUR,
-                    "qas": [
-                        {
-                            "id": "a",
-                            "question": "When does the harbour freeze?",
-                            "answers": [
-                                {"text": "January", "answer_start": 35},
-                                {"text": "in January", "answer_start": 32},
-                            ],
-                            "is_impossible": False,
-                        },
-                        {
-                            "id": "b",
-                            "question": "Who owns the ferry?",
-                            "answers": [],
-                            "plausible_answers": [{"text": "Lindholm", "answer_start": 15}],
-                            "is_impossible": True,
-                        },
-                    ],
-                }
-            ],
-        },
-        {
-            "title": "Marta",
-            "paragraphs": [
-                {
-                    "context": BAKER,
-                    "qas": [
-                        {
-                            "id": "c",
-                            "question": "What does Marta bake?",
-                            "answers": [{"text": "rye bread", "answer_start": 12}],
-                        }
-                    ],
-                }
-            ],
-        },
-    ],
+        {"paragraphs": [{"context": HARBOUR, "qas": [FIRST, SECOND]}]},
+        {"paragraphs": [{"context": BAKER, "qas": [THIRD]}]},
+    ]
 }
 
 
@@ -142,12 +107,14 @@ def test_what_is_impossible_has_no_answer_even_if_one_is_given(tmp_path):
     assert [question.answer for question in read_squad(tmp_path / "a.json")] == [""]
 
 
-@pytest.mark.parametrize("opener", [gzip.open, lzma.open])
-def test_a_compressed_file_reads_like_the_plain_one(squad, opener):
-    packed = squad.with_name("squad.json" + {gzip.open: ".gz", lzma.open: ".xz"}[opener])
-    with opener(packed, "wb") as file:
-        file.write(squad.read_bytes())
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_a_compressed_file_reads_like_the_plain_one(squad, ending, pack):
+    packed = squad.with_name(f"squad.json{ending}")
+    packed.write_bytes(pack(squad.read_bytes()))
     assert read_squad(packed) == read_squad(squad)
+    packed.write_bytes(packed.read_bytes()[:-30])
+    with pytest.raises(UsageError, match="squad.json.* cannot be read"):
+        read_squad(packed)
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.json.xz"])
@@ -155,18 +122,8 @@ def test_a_compressed_file_reads_like_the_plain_one(squad, opener):
 def test_a_file_that_cannot_be_read_is_named(tmp_path, name, data):
     if data is not None:
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=f"{name} cannot be read as SQuAD"):
+    with pytest.raises(UsageError, match=f"{name} cannot be read as SQuAD"):
         read_squad(tmp_path / name)
-
-
-@pytest.mark.parametrize("opener", [gzip.open, lzma.open])
-def test_an_archive_that_ends_early_is_named(squad, opener):
-    name = "cut" + {gzip.open: ".gz", lzma.open: ".xz"}[opener]
-    with opener(squad.with_name(name), "wb") as file:
-        file.write(squad.read_bytes())
-    squad.with_name(name).write_bytes(squad.with_name(name).read_bytes()[:-30])
-    with pytest.raises(ValueError, match=f"{name} cannot be read"):
-        read_squad(squad.with_name(name))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +147,7 @@ def test_an_archive_that_ends_early_is_named(squad, opener):
 )
 def test_what_is_not_squad_is_refused_with_its_place(tmp_path, value, message):
     (tmp_path / "a.json").write_text(json.dumps(value))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         read_squad(tmp_path / "a.json")
 
 
@@ -238,12 +195,6 @@ def test_questions_that_do_not_fit_are_counted_and_the_others_stay(squad):
         " unanswerable",
         " rye bread",
     ]
-
-
-@pytest.mark.parametrize("answer_start", [0, 3, -1])
-def test_an_example_has_a_prompt_and_an_answer(answer_start):
-    with pytest.raises(ValueError, match=f"of 3 tokens, got {answer_start}"):
-        Example(tokens=np.array([1, 2, END]), answer_start=answer_start)
 
 
 def test_two_examples_and_padding_by_hand():
@@ -297,7 +248,7 @@ def test_rows_are_well_filled():
 
 def test_an_example_longer_than_the_row_is_refused():
     example = Example(tokens=np.array([1, 2, END]), answer_start=1)
-    with pytest.raises(ValueError, match="example of 3 tokens does not fit a row of 2"):
+    with pytest.raises(UsageError, match="example of 3 tokens does not fit a row of 2"):
         QuestionStream([example], length=2, seed=0)
 
 
@@ -344,10 +295,10 @@ def test_an_epoch_has_the_steps_that_its_rows_need():
 
 
 def test_what_cannot_be_streamed_is_refused():
-    with pytest.raises(ValueError, match="at least one example"):
+    with pytest.raises(UsageError, match="at least one example"):
         QuestionStream([], length=40, seed=0)
     stream = QuestionStream(invented(3, 40), length=40, seed=0)
-    with pytest.raises(ValueError, match="from 0, got -1"):
+    with pytest.raises(UsageError, match="from 0, got -1"):
         stream.batch(-1, 2)
-    with pytest.raises(ValueError, match="from 0, got -2"):
+    with pytest.raises(UsageError, match="from 0, got -2"):
         stream.rows_in_epoch(-2)

@@ -12,8 +12,7 @@ from ssmax_lab import cli
 from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.data.shards import ShardSet
-from ssmax_lab.data.tasks import VALIDATION
+from ssmax_lab.data.shards import VALIDATION, ShardSet
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train import load_run_model, read_run_config

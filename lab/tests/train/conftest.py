@@ -11,7 +11,7 @@ import torch
 from torch.distributed import TCPStore
 
 from ssmax._progress import logging_to_terminal
-from ssmax_lab.data.shards import ShardWriter, write_index
+from ssmax_lab.data.shards import write_index, write_shard
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.loop import Interrupts
@@ -39,14 +39,13 @@ def write_tokens(folder, *, seed=0, documents=20):
     """Prepared text: words of four letters, so that there is something to learn."""
     generator = np.random.default_rng(seed)
     words = generator.integers(97, 123, (30, 4))
+    vocabulary = load_tokenizer("bytes").vocabulary
     for side, number in (("train", documents), ("validation", 4)):
         (folder / side).mkdir(parents=True)
-        with ShardWriter(
-            folder / side / "00000.shard", load_tokenizer("bytes").vocabulary
-        ) as writer:
+        with write_shard(folder / side / "00000.shard", vocabulary) as writer:
             for _ in range(number):
                 writer.add(words[generator.integers(0, 30, 60)].reshape(-1))
-        write_index(folder / side, details={})
+        write_index(folder / side, vocabulary, [writer.info()], details={})
     return folder
 
 

@@ -4,17 +4,13 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from ssmax._progress import log_progress
 from ssmax.errors import UsageError
 from ssmax_lab.cli.options import TOKENIZERS
 from ssmax_lab.tiny import is_shipped
-
-if TYPE_CHECKING:
-    from ssmax_lab.data.preparation import Prepared, Progress
 
 logger = logging.getLogger(__name__)
 MEASURED = 0.1
@@ -40,8 +36,11 @@ def prepare(
     text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
 ) -> None:
     """Turn text into shards of tokens. Stopped, the same command resumes."""
+    from ssmax_lab.data import preparation
+    from ssmax_lab.data.shards import TRAIN, VALIDATION
+
     try:
-        done = _prepare(
+        sides = preparation.prepare(
             source,
             out,
             tokenizer=tokenizer,
@@ -52,21 +51,19 @@ def prepare(
     except KeyboardInterrupt:
         # Said here: typer makes an exit code of it and is silent.
         print(
-            f"ssmax-lab: stopped; what is finished stays in {out}, and the same command resumes "
-            "from there",
+            f"ssmax-lab: stopped; what is finished stays in {out}, and the same command resumes",
             file=sys.stderr,
         )
         raise
-    print(
-        f"{out}: {done.num_tokens:,} tokens of {done.num_documents:,} documents to train on, "
-        f"{done.validation_tokens:,} of {done.validation_documents:,} for validation"
-    )
-    if validation_fraction and not done.validation_documents:
+    for shards in sides.values():
+        print(f"{shards.folder}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents")
+    if validation_fraction and VALIDATION not in sides:
         print("no text was held out: the one that would be is more than half of all")
-    for reason, count in done.reasons.items():
+    skipped = sides[TRAIN].details["skipped"]
+    for reason, count in skipped.items():
         print(f"skipped {count:,}: {reason}")
-    if done.skipped:
-        print(f"each by name in {out / 'skipped.jsonl'}")
+    if skipped:
+        print(f"each by name in {out / preparation.RECORDS}")
 
 
 def verify(
@@ -75,32 +72,13 @@ def verify(
     ],
 ) -> None:
     """Compare every shard with its checksum."""
-    from ssmax_lab.data.preparation import PREPARATION, sides_of
-    from ssmax_lab.data.shards import ShardSet
-    from ssmax_lab.data.tasks import TRAIN, VALIDATION
+    from ssmax_lab.data.shards import verify_prepared
 
-    sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
-    if missing := [str(folder / side) for side in sides_of(folder) if side not in sides]:
-        raise UsageError(
-            f"{' and '.join(missing)} should be there by the {PREPARATION} and the records beside "
-            "it; bring it back, or run the same ssmax-lab data prepare again"
+    for shards in verify_prepared(folder):
+        print(
+            f"{shards.folder}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, "
+            "checksums match"
         )
-    for side in [folder / side for side in sides] or [folder]:
-        shards = ShardSet.open(side)
-        shards.verify()
-        print(f"{side}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents, whole")
-
-
-def _prepare(source: str, out: Path, **options: Any) -> "Prepared":
-    """Prepare with progress."""
-    from ssmax_lab.data.preparation import prepare
-
-    def show(at: "Progress") -> None:
-        share = at.done_bytes / max(at.total_bytes, 1)
-        details = f"{share:.0%} of the bytes  {at.num_tokens:,} tokens"
-        log_progress(logger, "part", at.done_tasks, at.total_tasks, details)
-
-    return prepare(source, out, on_progress=show, **options)
 
 
 def text_of_shipped(run: Path) -> Path | None:
@@ -112,8 +90,8 @@ def text_of_shipped(run: Path) -> Path | None:
 
 def default_data(recipe: str) -> Path:
     """Find the tokens that a recipe takes when it is given none; prepare them where missing."""
-    from ssmax_lab.data.shards import INDEX
-    from ssmax_lab.data.tasks import TRAIN
+    from ssmax_lab.data.preparation import prepare
+    from ssmax_lab.data.shards import INDEX, TRAIN
     from ssmax_lab.train.recipes import DEFAULT_TEXT
 
     source, tokenizer = DEFAULT_TEXT[recipe]
@@ -127,18 +105,18 @@ def default_data(recipe: str) -> Path:
             f"ssmax-lab data prepare {source} {folder} --tokenizer {tokenizer}"
         )
     logger.info(f"no --data given: preparing {source!r} in {folder}, once")
-    _prepare(source, folder, tokenizer=tokenizer)
+    prepare(source, folder, tokenizer=tokenizer)
     return folder
 
 
 def default_text(tokenizer: str) -> Path:
     """Find the embedded text in the tokens of a tokenizer, to measure with; prepare it once."""
-    from ssmax_lab.data.shards import INDEX
-    from ssmax_lab.data.tasks import TRAIN
+    from ssmax_lab.data.preparation import prepare
+    from ssmax_lab.data.shards import INDEX, TRAIN
     from ssmax_lab.data.tokenizer import load_tokenizer
 
     folder = Path("data") / f"embedded-{load_tokenizer(tokenizer).vocabulary.hash[:12]}"
     if not (folder / TRAIN / INDEX).is_file():
         logger.info(f"no --data given: preparing the embedded text in {folder}, once")
-        _prepare("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
+        prepare("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
     return folder

@@ -16,7 +16,7 @@ class IncrementalDetokenizer:
         self._context = self._written = 0
 
     def add(self, token: int) -> str:
-        """The new text after this token."""
+        """Give the new text after this token."""
         self._tokens.append(token)
         text = self._undecoded()
         if text.endswith(UNKNOWN):
@@ -25,7 +25,7 @@ class IncrementalDetokenizer:
         return text
 
     def finish(self) -> str:
-        """What was held back, once no more tokens come."""
+        """Give what was held back, once no more tokens come."""
         return self._undecoded()
 
     def _undecoded(self) -> str:

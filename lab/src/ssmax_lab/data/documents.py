@@ -1,14 +1,15 @@
-"""What a source hands over: documents, what was left out, and parts that a worker reads alone."""
+"""What a source gives: documents, what was left out, and parts that a worker reads alone."""
 
-import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+import numpy as np
 
 from ssmax.errors import MachineError
 
 
 class SourceStoppedError(MachineError):
-    """A source that broke off and may go on later, as a connection does."""
+    """A source that broke off and may answer again later, as a connection does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,14 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenDocument:
+    """One document that is encoded already."""
+
+    name: str
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Skipped:
     """What could have been a document, and why it is none."""
 
@@ -30,27 +39,28 @@ class Skipped:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part(abc.ABC):
+class Part:
     """A piece of a source that one worker reads, in whatever process."""
 
     name: str
     size: int | None
     """Bytes to read; None where unknown."""
-
-    @abc.abstractmethod
-    def documents(self) -> Iterator[Document | Skipped]:
-        """Everything in it, in an order that is always the same."""
+    read: Callable[[], Iterator[Document | TokenDocument | Skipped]]
+    """Gives everything in it, in an order that is always the same; can be pickled."""
 
 
-def checked(name: str, value: object) -> Document | Skipped:
-    """The document of a value that should be text."""
-    if not isinstance(value, str):
-        return Skipped(name, "not a string")
-    if not value.strip():
-        return Skipped(name, "empty")
+def as_document(name: str, parse: Callable[[], object], field: str) -> Document | Skipped:
+    """Make a document of what `parse` gives, or say why it is none."""
     try:
+        text = parse()
+        if not isinstance(text, str):
+            return Skipped(name, "not a string")
         # JSON can spell half of a surrogate pair, which no UTF-8 can.
-        value.encode()
-    except UnicodeEncodeError:
-        return Skipped(name, "not Unicode")
-    return Document(name, value)
+        text.encode()
+    except UnicodeError:
+        return Skipped(name, "not UTF-8")
+    except (KeyError, TypeError):
+        return Skipped(name, f"no field {field!r}")
+    except (ValueError, RecursionError):
+        return Skipped(name, "not JSON")
+    return Document(name, text) if text.strip() else Skipped(name, "empty")

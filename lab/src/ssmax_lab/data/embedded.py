@@ -22,50 +22,39 @@ _LEFT_OUT = re.compile(
 _INDENTATION = re.compile(r"^(?: {4})+", re.MULTILINE)
 
 
-class EmbeddedPart(Part):
-    """The whole corpus."""
-
-    __slots__ = ()
-
-    def documents(self) -> Iterator[Document]:
-        """Its files."""
-        return embedded_documents()
-
-
-def embedded_part() -> EmbeddedPart:
-    """The corpus as a part of a source, named by its version."""
+def embedded_part() -> Part:
+    """Make a part of the whole corpus, named by its version."""
     size = sum(len(document.text.encode()) for document in embedded_documents())
-    return EmbeddedPart(name=f"embedded {embedded_version()}", size=size)
+    return Part(name=f"embedded {embedded_version()}", size=size, read=embedded_documents)
 
 
 def embedded_documents() -> Iterator[Document]:
-    """The standard library's modules by relative path, four spaces of indentation as one tab."""
+    """Read the standard library's modules by relative path, four spaces of indentation as a tab."""
     root = Path(sysconfig.get_path("stdlib"))
-    paths = sorted(_modules(root), key=lambda path: path.relative_to(root).as_posix())
-    if not paths:
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not _LEFT_OUT.fullmatch(name)]
+        found += [
+            Path(folder, name).relative_to(root).as_posix()
+            for name in files
+            if name.endswith(".py") and not _LEFT_OUT.fullmatch(name)
+        ]
+    if not found:
         raise UsageError(
             f"this Python comes without the sources of its standard library: {root} holds none; "
             "give a text of your own"
         )
-    for path in paths:
-        text = path.read_text(encoding="utf-8")
+    for name in sorted(found):
+        text = (root / name).read_text(encoding="utf-8")
         # Tabs make of every level of indentation one token of GPT-2 instead of four.
         folded = _INDENTATION.sub(lambda spaces: "\t" * (len(spaces[0]) // 4), text)
         if folded.strip():
-            yield Document(path.relative_to(root).as_posix(), folded)
+            yield Document(name, folded)
 
 
 def embedded_version() -> str:
-    """The version of Python and a hash of the corpus: "3.11.7-0123456789ab"."""
+    """Name the version of Python and a hash of the corpus: "3.11.7-0123456789ab"."""
     digest = hashlib.sha256()
     for document in embedded_documents():
         digest.update(f"{document.name}\0{document.text}\0".encode())
     return f"{platform.python_version()}-{digest.hexdigest()[:12]}"
-
-
-def _modules(root: Path) -> Iterator[Path]:
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not _LEFT_OUT.fullmatch(name)]
-        for name in files:
-            if name.endswith(".py") and not _LEFT_OUT.fullmatch(name):
-                yield Path(folder, name)

@@ -12,27 +12,9 @@ from ssmax_lab.data.qa import Example, Question, format_question
 from ssmax_lab.data.shards import ShardSet
 
 CITIES = (
-    "Athens",
-    "Berlin",
-    "Cairo",
-    "Delhi",
-    "Geneva",
-    "Havana",
-    "Kyoto",
-    "Lagos",
-    "Lima",
-    "London",
-    "Madrid",
-    "Naples",
-    "Oslo",
-    "Paris",
-    "Prague",
-    "Rome",
-    "Seoul",
-    "Sydney",
-    "Tokyo",
-    "Vienna",
-)
+    "Athens", "Berlin", "Cairo", "Delhi", "Geneva", "Havana", "Kyoto", "Lagos", "Lima", "London",
+    "Madrid", "Naples", "Oslo", "Paris", "Prague", "Rome", "Seoul", "Sydney", "Tokyo", "Vienna",
+)  # fmt: skip
 DIGITS = 7
 TEXT_TOKENS = 4_000_000
 """Of the text that needles are hidden in, at most."""
@@ -50,12 +32,12 @@ class Needle:
 
     @property
     def statement(self) -> str:
-        """The sentence up to its number."""
+        """Write the sentence up to its number."""
         return f" The special magic {self.city} number is:"
 
     @property
     def question(self) -> str:
-        """What is asked at the end."""
+        """Write what is asked at the end."""
         return f"What is the special magic {self.city} number?"
 
 
@@ -74,7 +56,7 @@ class Haystack:
 
 
 def random_needle(chance: random.Random, *, digits: int = DIGITS) -> Needle:
-    """A city and a number that does not begin with 0."""
+    """Draw a city and a number that does not begin with 0."""
     if digits < 1:
         raise UsageError(f"digits must be at least 1, got {digits}")
     first = chance.choice("123456789")
@@ -91,7 +73,7 @@ def hide(
     encode: Encode,
     breaks: frozenset[int] = frozenset(),
 ) -> Haystack:
-    """A prompt of `length` tokens with the needle at a depth, 0: at the start, 1: at the end.
+    """Make a prompt of `length` tokens with the needle at a depth from 0, the start, to 1, the end.
 
     `text` is cut to what is left of the length. The needle goes behind the last of the tokens
     `breaks`, those that end a sentence, before its place; to the place itself where there is none.
@@ -134,7 +116,7 @@ def hidden_examples(
     breaks: frozenset[int],
     end_of_document: int,
 ) -> list[Example]:
-    """Needles in stretches of a text, each with its question and answer, for fine-tuning.
+    """Hide needles in stretches of a text, each with its question and answer, for fine-tuning.
 
     An example takes at most `length` tokens; its context, its depth, its city and its number are
     drawn.
@@ -167,13 +149,13 @@ def hidden_examples(
 
 
 def _bare_length(city: str, digits: int, encode: Encode) -> int:
-    """Tokens of a prompt that has no text but its needle."""
+    """Count the tokens of a prompt that has no text but its needle."""
     needle = Needle(city=city, number="9" * digits)
     return sum(map(len, _parts(needle, encode)))
 
 
 def _parts(needle: Needle, encode: Encode) -> tuple[list[int], ...]:
-    """Tokens of the sentence up to its number, of the number, of the stop, of the question."""
+    """Encode the sentence up to its number, the number, the stop and the question."""
     asked, _ = format_question(
         Question(id="needle", context="", question=needle.question, answer=needle.number)
     )
@@ -188,13 +170,13 @@ def _place(hay: list[int], wanted: int, breaks: frozenset[int]) -> int:
 
 
 def haystack_text(shards: ShardSet) -> np.ndarray:
-    """The tokens to hide needles in: as the text runs on, without ends of documents."""
+    """Read the tokens to hide needles in: as the text runs on, without ends of documents."""
     tokens = shards.slice(0, min(shards.num_tokens, TEXT_TOKENS))
     return tokens[tokens != shards.vocabulary.end_of_document]
 
 
 def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
-    """Rows of end_of_document and `length` tokens: the first documents that are so long.
+    """Read rows of end_of_document and `length` tokens: the first documents that are so long.
 
     Where too few are, the text is taken as it runs on from document to document.
     """
@@ -214,24 +196,24 @@ def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
 
 
 def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
-    """The tokens whose text ends a sentence or a line."""
+    """Find the tokens whose text ends a sentence or a line."""
     return frozenset(
         token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
     )
 
 
 def found_digits(continuation: str, number: str) -> int:
-    """How many digits of the number a continuation begins with, in their places."""
+    """Count the digits of the number that a continuation begins with, in their places."""
     said = continuation.strip()
     return sum(a == b for a, b in zip(said, number, strict=False))
 
 
 def says_first_digit(continuation: str, number: str) -> bool:
-    """True where a continuation begins with the number's first digit."""
+    """Tell whether a continuation begins with the number's first digit."""
     return continuation.strip().startswith(number[0])
 
 
 def says_number(continuation: str, number: str) -> bool:
-    """True where a continuation begins with the whole number and no further digit."""
+    """Tell whether a continuation is an exact match: the whole number and no further digit."""
     said = continuation.strip()
     return said.startswith(number) and not said[len(number) : len(number) + 1].isdigit()

@@ -6,64 +6,22 @@ from ssmax.errors import UsageError
 from ssmax_lab.data.qa import Question
 
 NAMES = (
-    "Ada",
-    "Ben",
-    "Cleo",
-    "Dora",
-    "Emil",
-    "Faye",
-    "Gus",
-    "Hana",
-    "Ivo",
-    "June",
-    "Karl",
-    "Lena",
-    "Milo",
-    "Nora",
-    "Otto",
-    "Pia",
-    "Rosa",
-    "Sven",
-    "Tara",
-    "Udo",
-)
+    "Ada", "Ben", "Cleo", "Dora", "Emil", "Faye", "Gus", "Hana", "Ivo", "June", "Karl", "Lena",
+    "Milo", "Nora", "Otto", "Pia", "Rosa", "Sven", "Tara", "Udo",
+)  # fmt: skip
 THINGS = (
-    "boat",
-    "book",
-    "coat",
-    "cup",
-    "door",
-    "fork",
-    "gate",
-    "hat",
-    "kite",
-    "lamp",
-    "map",
-    "pen",
-    "ring",
-    "rug",
-    "shoe",
-    "tent",
-)
+    "boat", "book", "coat", "cup", "door", "fork", "gate", "hat", "kite", "lamp", "map", "pen",
+    "ring", "rug", "shoe", "tent",
+)  # fmt: skip
 COLOURS = (
-    "amber",
-    "black",
-    "blue",
-    "brown",
-    "gold",
-    "green",
-    "grey",
-    "pink",
-    "red",
-    "teal",
-    "violet",
+    "amber", "black", "blue", "brown", "gold", "green", "grey", "pink", "red", "teal", "violet",
     "white",
-)
+)  # fmt: skip
 UNANSWERABLE_SHARE = 0.1
 
 
 def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:
-    """So many questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
+    """Invent questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
     if max_facts < 2:
         raise UsageError(f"max_facts must be at least 2, got {max_facts}")
     chance = random.Random(f"invented questions {seed}")

@@ -1,4 +1,4 @@
-"""Text to shards, in parallel; killed at any moment, the same command goes on where it was.
+"""Text to shards, in parallel; stopped at any moment, the same command resumes.
 
 The parts of a source are grouped into tasks. A task writes at most one shard of training tokens
 and one of validation tokens, then its record; a task with a record is finished. The indices come
@@ -8,70 +8,77 @@ last, so a folder with one is whole.
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
-import shutil
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ssmax._files import locked, make_folder, write_whole
-from ssmax.errors import UsageError
-from ssmax_lab.data.documents import Part
-from ssmax_lab.data.shards import INDEX, SUFFIX, write_index
-from ssmax_lab.data.sources import EMBEDDED, HUB, open_source
-from ssmax_lab.data.tasks import (
-    NUM_KEYS,
-    RECORDS,
+from ssmax._progress import log_progress
+from ssmax.errors import MachineError, UsageError
+from ssmax_lab.data.documents import Document, Part, Skipped, TokenDocument
+from ssmax_lab.data.shards import (
+    INDEX,
+    SUFFIX,
     TRAIN,
     VALIDATION,
-    Record,
-    Task,
-    describe,
-    finished_record,
-    group,
-    run_task,
-    writing,
+    ShardInfo,
+    ShardSet,
+    ShardWriter,
+    Vocabulary,
+    read_index,
+    write_index,
+    write_shard,
 )
-from ssmax_lab.data.token_files import TOKENS, TokenPart, open_tokens
-from ssmax_lab.data.tokenizer import FILE, load_tokenizer
-from ssmax_lab.data.workers import check_guarded, cores, run_all
+from ssmax_lab.data.sources import open_source
+from ssmax_lab.data.token_files import TOKENS, open_tokens
+from ssmax_lab.data.tokenizer import FILE, Tokenizer, load_tokenizer
+from ssmax_lab.data.workers import cores, run_all
 
-PREPARATION, SKIPPED = "preparation.json", "skipped.jsonl"
+logger = logging.getLogger(__name__)
+RECORDS = "tasks"
 TASK_BYTES = 64_000_000
 """Small files share a task up to this size; a larger one has its own."""
+NUM_KEYS = 2**64
+"""Keys of documents lie below it, evenly."""
+
+# A worker runs many tasks with one tokenizer.
+_load_tokenizer = functools.lru_cache(1)(load_tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
-    """What a preparation made."""
+class Task:
+    """Parts that share a shard."""
 
-    folder: Path
-    num_tokens: int
-    """Training tokens, one end_of_document per document among them."""
-    num_documents: int
-    """Training documents."""
-    validation_tokens: int
-    validation_documents: int
-    skipped: int
-    """How much is in skipped.jsonl."""
-    reasons: dict[str, int]
-    """How often each reason is in skipped.jsonl."""
+    name: str
+    """Of its shards and of its record."""
+    parts: Sequence[Part]
+    origin: str
+    """Equal only for what makes equal shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """How far a preparation is."""
+class Record:
+    """What a finished task says of itself."""
 
-    done_tasks: int = 0
-    total_tasks: int
-    done_bytes: int = 0
-    """Of the source, as far as sizes are known."""
-    total_bytes: int
-    num_tokens: int = 0
-    num_documents: int = 0
-    skipped: int = 0
+    task: str
+    origin: str
+    held_out_below: int
+    """Documents with a smaller key are in validation."""
+    smallest_key: int
+    largest_key: int
+    smallest_tokens: int
+    """Tokens of the documents with the smallest key."""
+    shards: dict[str, ShardInfo]
+    """By side; a side without documents is missing."""
+    skipped: list[list[str]]
+    """Names and reasons."""
 
 
 def prepare(
@@ -82,80 +89,80 @@ def prepare(
     workers: int | None = None,
     validation_fraction: float = 0.005,
     text_field: str = "text",
-    on_progress: Callable[[Progress], None] | None = None,
-) -> Prepared:
-    """Write the tokens of a source to out/train and out/validation.
+) -> dict[str, ShardSet]:
+    """Write the tokens of a source to out/train and out/validation; return those two by name.
 
-    A text's hash decides its side. The files do not depend on the number of workers (by default
-    one for each core that may be used), nor on interruptions. A script that calls it with several
-    workers does so under `if __name__ == "__main__":`.
+    A text's hash decides its side; "validation" is missing where nothing is held out. The shards
+    do not depend on the number of workers (by default one for each core that may be used), nor on
+    interruptions. A script that calls it with several workers does so under
+    `if __name__ == "__main__":`.
     """
     source, out = str(source), Path(out)
+    prefix = TOKENS if source.startswith(TOKENS) else ""
+    path = Path(source.removeprefix(prefix))
     workers = cores() if workers is None else workers
     if workers < 1:
         raise UsageError(f"workers must be at least 1, got {workers}")
-    if workers > 1:
-        check_guarded()
     if not 0 <= validation_fraction < 1:
         raise UsageError(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
         )
-    _check_apart(source, out)
+    _check_apart(path, out)
     loaded = load_tokenizer(tokenizer)
-    vocabulary = loaded.vocabulary
-    if source.startswith(TOKENS):
-        parts: Sequence[Part | TokenPart] = open_tokens(source, vocabulary)
+    if prefix:
+        parts = open_tokens(source, loaded.vocabulary)
     else:
         parts = open_source(source, text_field=text_field)
     settings = {
-        "source": source,
-        "parts": describe(parts),
-        "tokenizer": f"{vocabulary.name} {vocabulary.hash}",
+        # A path is the same with whatever slashes and dots it is typed.
+        "source": f"{prefix}{path}",
+        "tokenizer": f"{loaded.vocabulary.name} {loaded.vocabulary.hash}",
         "validation_fraction": validation_fraction,
         "text_field": text_field,
-        "task_bytes": TASK_BYTES,
     }
+    details = {**settings, "parts": _describe(parts)}
+    tasks = _group(parts, settings)
     wanted = int(validation_fraction * NUM_KEYS)
-    with _locked(out), _unclaimed_by_bad_input(out):
-        settings = _claim(out, settings)
-        tasks = group(parts, vocabulary, settings, max_bytes=TASK_BYTES)
-        if loaded.definition is not None:
-            write_whole(out / FILE, loaded.definition)
-        records = {task.number: record for task in tasks if (record := finished_record(task, out))}
-        progress = Progress(total_tasks=len(tasks), total_bytes=sum(task.size for task in tasks))
-        for number, record in records.items():
-            progress = _further(progress, tasks[number], record)
+    try:
+        make_folder(out)
+        with locked(out):
+            _check_same(out, details)
+            (out / RECORDS).mkdir(exist_ok=True)
+            found = (_finished_record(task, out, loaded.vocabulary) for task in tasks)
+            records = {record.task: record for record in found if record is not None}
 
-        def report() -> None:
-            if on_progress is not None:
-                on_progress(progress)
+            def keep(record: Record) -> None:
+                records[record.task] = record
+                log_progress(logger, "part", len(records), len(tasks))
 
-        def keep(record: Record) -> None:
-            nonlocal progress
-            # A task is done again where a document changes sides.
-            if record.task not in records:
-                progress = _further(progress, tasks[record.task], record)
-            records[record.task] = record
-            report()
+            def run(pending: list[Task], held_out_below: int) -> None:
+                for side in (TRAIN, VALIDATION) if pending else ():
+                    (out / side / INDEX).unlink(missing_ok=True)
+                job = functools.partial(
+                    run_task, out=out, tokenizer=tokenizer, held_out_below=held_out_below
+                )
+                run_all(job, pending, workers=workers, on_result=keep)
 
-        def run(pending: Sequence[Task], held_out_below: int) -> None:
-            if pending:
-                _unfinish(out)
-            job = functools.partial(
-                run_task, out=out, tokenizer=tokenizer, held_out_below=held_out_below
-            )
-            run_all(job, pending, workers=workers, on_result=keep)
-
-        report()
-        run([task for task in tasks if task.number not in records], wanted)
-        _write_skipped(out, source, records)
-        held_out_below = _held_out_below(records.values(), wanted)
-        run(_misplaced(tasks, records, held_out_below, wanted), held_out_below)
-        return _finish(out, records, settings)
+            log_progress(logger, "part", len(records), len(tasks))
+            run([task for task in tasks if task.name not in records], wanted)
+            below = _held_out_below(source, records.values(), wanted)
+            # Where a side would be empty, once more for the one document that changes sides.
+            run([task for task in tasks if _is_misplaced(records[task.name], below)], below)
+            _finish(out, loaded, [records[task.name] for task in tasks], details)
+    except MachineError:
+        raise
+    except OSError as error:
+        # What a source cannot read is skipped or refused there: whatever fails here is writing.
+        raise MachineError(
+            f"{out} cannot be written: {error}; what is finished stays, "
+            "and the same command resumes"
+        ) from error
+    sides = [side for side in (TRAIN, VALIDATION) if (out / side).exists()]
+    return {side: ShardSet.open(out / side) for side in sides}
 
 
 def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
-    """The shards of a prepared folder that no run has seen: its validation side, or it is a side.
+    """Find the shards of a prepared folder that no run has seen: its validation side, or itself.
 
     Of text that was prepared for tests, without a validation side, all is measured on.
     """
@@ -173,114 +180,157 @@ def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
     )
 
 
-def sides_of(folder: Path) -> list[str]:
-    """The sides that a prepared folder must have, as far as its records tell; none for others."""
-    if not (folder / PREPARATION).is_file():
-        return []
-    sides = {TRAIN}
-    for path in (folder / RECORDS).glob("*.json"):
-        try:
-            sides.update(json.loads(path.read_bytes())["documents"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"{path} cannot be read: {error}; remove it and prepare the data again"
-            ) from error
-    return [side for side in (TRAIN, VALIDATION) if side in sides]
+def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> Record:
+    """Write the shards of a task, then its record."""
+    loaded = _load_tokenizer(tokenizer)
+    writers: dict[str, ShardWriter] = {}
+    skipped: list[list[str]] = []
+    smallest_key, largest_key, smallest_tokens = NUM_KEYS, -1, 0
+    path = _record_path(out, task.name)
+    path.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        for document in (item for part in task.parts for item in part.read()):
+            if isinstance(document, Skipped):
+                skipped.append([document.name, document.reason])
+                continue
+            key, tokens = _encode(document, loaded)
+            if not len(tokens):
+                skipped.append([document.name, "no tokens"])
+                continue
+            side = VALIDATION if key < held_out_below else TRAIN
+            if side not in writers:
+                (out / side).mkdir(exist_ok=True)
+                shard = write_shard(out / side / f"{task.name}{SUFFIX}", loaded.vocabulary)
+                writers[side] = stack.enter_context(shard)
+            writers[side].add(tokens)
+            if key <= smallest_key:
+                # With its end; equal texts have equal keys and would move together.
+                smallest_tokens = (key == smallest_key) * smallest_tokens + len(tokens) + 1
+            smallest_key, largest_key = min(smallest_key, key), max(largest_key, key)
+    record = Record(
+        task=task.name,
+        origin=task.origin,
+        held_out_below=held_out_below,
+        smallest_key=smallest_key,
+        largest_key=largest_key,
+        smallest_tokens=smallest_tokens,
+        shards={side: writer.info() for side, writer in writers.items()},
+        skipped=skipped,
+    )
+    write_whole(path, json.dumps(dataclasses.asdict(record)) + "\n")
+    return record
 
 
-def _held_out_below(records: Collection[Record], wanted: int) -> int:
-    """Where validation ends among the keys, so that neither side is empty if that can be.
+def _encode(
+    document: Document | TokenDocument, tokenizer: Tokenizer
+) -> tuple[int, Sequence[int] | np.ndarray]:
+    """Give the key that decides a document's side, and its tokens."""
+    if isinstance(document, TokenDocument):
+        # The side is that of the tokens as they came: gpt2 and gpt2-digits validate on the same.
+        content = document.tokens.astype("<u4").tobytes()
+        tokens = tokenizer.from_file(document.tokens)
+    else:
+        content, tokens = document.text.encode(), tokenizer.encode(document.text)
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big"), tokens
+
+
+def _group(parts: Sequence[Part], settings: dict[str, Any]) -> list[Task]:
+    """Put neighbours together up to a size, so that small files share a shard."""
+    groups: list[list[Part]] = []
+    room = 0
+    for part in parts:
+        size = TASK_BYTES if part.size is None else part.size
+        if not groups or size > room:
+            groups.append([])
+            room = TASK_BYTES
+        groups[-1].append(part)
+        room -= size
+    return [
+        Task(
+            name=f"{number:06}",
+            parts=neighbours,
+            origin=f"{_describe(neighbours)}, {json.dumps(settings)}",
+        )
+        for number, neighbours in enumerate(groups)
+    ]
+
+
+def _describe(parts: Sequence[Part]) -> str:
+    """Name parts so that any change of their names, sizes or order changes it."""
+    listed = json.dumps([[part.name, part.size] for part in parts])
+    digest = hashlib.sha256(listed.encode()).hexdigest()
+    return f"{len(parts)} from {parts[0].name} to {parts[-1].name}, SHA-256 {digest}"
+
+
+def _record_path(out: Path, task: str) -> Path:
+    return out / RECORDS / f"{task}.json"
+
+
+def _finished_record(task: Task, out: Path, vocabulary: Vocabulary) -> Record | None:
+    """Read the record of a task whose shards are there as it left them."""
+    try:
+        values = json.loads(_record_path(out, task.name).read_bytes())
+        shards = {side: ShardInfo(**shard) for side, shard in values.pop("shards").items()}
+        record = Record(**values, shards=shards)
+        for side, shard in shards.items():
+            shard.check_size(out / side, vocabulary)
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return record if (record.task, record.origin) == (task.name, task.origin) else None
+
+
+def _held_out_below(source: str, records: Collection[Record], wanted: int) -> int:
+    """Find where validation ends among the keys, so that neither side is empty if that can be.
 
     A text that is more than half of all is no text to hold out: little were left to train on.
     """
-    if not wanted:
-        return 0
+    num_tokens = sum(shard.num_tokens for one in records for shard in one.shards.values())
+    if not num_tokens:
+        reasons = ", ".join(f"{count:,} as {reason!r}" for reason, count in _reasons(records))
+        raise UsageError(f"{source} holds no documents: all were skipped, {reasons}")
     smallest_key = min(record.smallest_key for record in records)
     largest_key = max(record.largest_key for record in records)
     if smallest_key >= wanted:
         same = [record for record in records if record.smallest_key == smallest_key]
-        total = sum(sum(record.tokens.values()) for record in records)
-        if 2 * sum(record.smallest_tokens for record in same) > total:
+        if not wanted or 2 * sum(record.smallest_tokens for record in same) > num_tokens:
             return wanted
     return min(max(wanted, smallest_key + 1), largest_key)
 
 
-def _misplaced(
-    tasks: Sequence[Task], records: dict[int, Record], held_out_below: int, wanted: int
-) -> list[Task]:
-    """Tasks with the one document that changes sides where a side would be empty."""
-
-    def moves(record: Record) -> bool:
-        if held_out_below > wanted:
-            return record.smallest_key < held_out_below
-        return held_out_below <= record.largest_key < wanted
-
-    return [
-        task
-        for task in tasks
-        if moves(records[task.number]) and records[task.number].held_out_below != held_out_below
-    ]
+def _is_misplaced(record: Record, held_out_below: int) -> bool:
+    low, high = sorted((record.held_out_below, held_out_below))
+    return low <= record.smallest_key < high or low <= record.largest_key < high
 
 
-def _unfinish(out: Path) -> None:
-    with writing(out):
-        for side in (TRAIN, VALIDATION):
-            (out / side / INDEX).unlink(missing_ok=True)
-
-
-def _write_skipped(out: Path, source: str, records: dict[int, Record]) -> None:
-    lines = [
-        json.dumps({"name": name, "reason": reason}) + "\n"
-        for number in sorted(records)
-        for name, reason in records[number].skipped
-    ]
-    with writing(out):
-        write_whole(out / SKIPPED, "".join(lines))
-    if not any(record.documents for record in records.values()):
-        raise UsageError(
-            f"{source} holds no documents: all {len(lines)} were skipped; {out / SKIPPED} says why"
-        )
-
-
-def _finish(out: Path, records: dict[int, Record], settings: dict[str, Any]) -> Prepared:
+def _finish(
+    out: Path, tokenizer: Tokenizer, records: Sequence[Record], details: dict[str, Any]
+) -> None:
     """Write the indices, that of training last: it says that all is there."""
-    reasons = Counter(reason for record in records.values() for _, reason in record.skipped)
-    details = {**settings, "skipped": dict(sorted(reasons.items()))}
-    documents, tokens = Counter(), Counter()
-    for record in records.values():
-        documents.update(record.documents)
-        tokens.update(record.tokens)
-    with writing(out):
-        for side in (VALIDATION, TRAIN):
-            if documents[side]:
-                write_index(out / side, details=details)
-            elif (out / side).exists():
-                (out / side).rmdir()
-    return Prepared(
-        folder=out,
-        num_tokens=tokens[TRAIN],
-        num_documents=documents[TRAIN],
-        validation_tokens=tokens[VALIDATION],
-        validation_documents=documents[VALIDATION],
-        skipped=reasons.total(),
-        reasons=dict(sorted(reasons.items())),
-    )
+    if tokenizer.definition is None:
+        (out / FILE).unlink(missing_ok=True)
+    else:
+        write_whole(out / FILE, tokenizer.definition)
+    sides = sorted({side for record in records for side in record.shards})
+    details = {**details, "sides": sides, "skipped": dict(_reasons(records))}
+    kept = {_record_path(out, record.task) for record in records}
+    kept |= {out / side / shard.name for one in records for side, shard in one.shards.items()}
+    for folder, suffix in ((TRAIN, SUFFIX), (VALIDATION, SUFFIX), (RECORDS, ".json")):
+        # What is left of another division, or of a preparation that was given up.
+        for path in {*(out / folder).glob("[0-9]" * 6 + suffix)} - kept:
+            path.unlink()
+    for side in (VALIDATION, TRAIN):
+        shards = [record.shards[side] for record in records if side in record.shards]
+        if shards:
+            write_index(out / side, tokenizer.vocabulary, shards, details=details)
+        elif (out / side).exists():
+            (out / side).rmdir()
 
 
-def _further(progress: Progress, task: Task, record: Record) -> Progress:
-    """One task on: summed anew at each, tens of thousands of tasks would take an hour."""
-    return dataclasses.replace(
-        progress,
-        done_tasks=progress.done_tasks + 1,
-        done_bytes=progress.done_bytes + task.size,
-        num_tokens=progress.num_tokens + sum(record.tokens.values()),
-        num_documents=progress.num_documents + sum(record.documents.values()),
-        skipped=progress.skipped + len(record.skipped),
-    )
+def _reasons(records: Collection[Record]) -> list[tuple[str, int]]:
+    return sorted(Counter(reason for one in records for _, reason in one.skipped).items())
 
 
-def _check_apart(source: str, out: Path) -> None:
-    folder = Path(source.removeprefix(TOKENS))
+def _check_apart(folder: Path, out: Path) -> None:
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
         raise UsageError(
             f"{out} lies inside the source {folder}, which would then hold its own shards; "
@@ -288,32 +338,14 @@ def _check_apart(source: str, out: Path) -> None:
         )
 
 
-def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Write down what is prepared here, or compare it to what was.
-
-    The settings with the source as it was spelled first: finished tasks know it so.
-    """
-    path = out / PREPARATION
-    with writing(out):
-        if not path.exists():
-            if any((out / name).exists() for name in (TRAIN, VALIDATION, RECORDS)):
-                raise UsageError(
-                    f"{out} holds shards but no {PREPARATION}: it is not known what they are; "
-                    "give another folder"
-                )
-            write_whole(path, json.dumps(settings, indent=2) + "\n")
-        (out / RECORDS).mkdir(exist_ok=True)
-        text = path.read_text()
-    try:
-        there = dict(json.loads(text))
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}; give another folder") from error
-    spelled = str(there.get("source"))
-    if _place(spelled) == _place(settings["source"]):
-        settings = {**settings, "source": spelled}
+def _check_same(out: Path, wanted: dict[str, Any]) -> None:
+    """Refuse a folder where another preparation was finished; one that was not is overwritten."""
+    if not (out / TRAIN / INDEX).is_file():
+        return
+    _, _, there = read_index(out / TRAIN)
     differing = [
         f"{name} was {there.get(name)!r} and is {value!r}"
-        for name, value in settings.items()
+        for name, value in wanted.items()
         if there.get(name) != value
     ]
     if differing:
@@ -321,42 +353,3 @@ def _claim(out: Path, settings: dict[str, Any]) -> dict[str, Any]:
             f"{out} holds another preparation: {'; '.join(differing)}; "
             "give another folder, or remove this one"
         )
-    return settings
-
-
-def _place(source: str) -> tuple[str, str | Path]:
-    """What a source names, with however many slashes and dots its path is spelled."""
-    if source == EMBEDDED or source.startswith(HUB):
-        return "", source
-    prefix = TOKENS if source.startswith(TOKENS) else ""
-    return prefix, Path(source.removeprefix(prefix))
-
-
-@contextlib.contextmanager
-def _unclaimed_by_bad_input(out: Path) -> Iterator[None]:
-    """Remove a preparation that was begun within and refused, so that a corrected one may begin.
-
-    One that was there before stays, with what is finished of it.
-    """
-    names = (PREPARATION, FILE, RECORDS, TRAIN, VALIDATION)
-    is_new = not any((out / name).exists() for name in names)
-    try:
-        yield
-    except UsageError:
-        if is_new:
-            for path in (out / name for name in names):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink(missing_ok=True)
-        raise
-
-
-@contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep other processes out of the folder, which is made."""
-    with contextlib.ExitStack() as stack:
-        with writing(out):
-            make_folder(out)
-            stack.enter_context(locked(out))
-        yield

@@ -2,10 +2,7 @@
 
 import bisect
 import functools
-import gzip
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
+from ssmax_lab.data.sources import BROKEN, open_bytes
 
 IGNORE = -100
 """A target that has no loss."""
@@ -45,14 +43,6 @@ class Example:
     answer_start: int
     """The loss is that of tokens[answer_start:]."""
 
-    def __post_init__(self) -> None:
-        """Refuse an example without a prompt or without an answer."""
-        if not 0 < self.answer_start < self.tokens.size:
-            raise UsageError(
-                f"answer_start must leave a prompt and an answer of {self.tokens.size} tokens, "
-                f"got {self.answer_start}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packed:
@@ -67,10 +57,15 @@ class Packed:
 
 
 def read_squad(path: str | Path) -> list[Question]:
-    """The questions of a file in the format of SQuAD 1.1 or 2.0, plain, .gz or .xz."""
+    """Read the questions of a file in the format of SQuAD 1.1 or 2.0, plain, .gz, .xz or .zst."""
     path = Path(path)
+    try:
+        with open_bytes(path) as file:
+            content = json.loads(file.read())
+    except (*BROKEN, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as SQuAD: {error}") from error
     questions = []
-    for a, article in enumerate(_get(_read_json(path), "data", list, f"{path}")):
+    for a, article in enumerate(_get(content, "data", list, f"{path}")):
         paragraphs = _get(article, "paragraphs", list, f"{path}: data[{a}]")
         for p, paragraph in enumerate(paragraphs):
             where = f"{path}: data[{a}].paragraphs[{p}]"
@@ -83,7 +78,7 @@ def read_squad(path: str | Path) -> list[Question]:
 
 
 def format_question(question: Question) -> tuple[str, str]:
-    """The prompt and the answer that is to follow it."""
+    """Give the prompt and the answer that is to follow it."""
     prompt = question.context + _question_part(question)
     return prompt, f" {question.answer or UNANSWERABLE}"
 
@@ -95,7 +90,7 @@ def encode_questions(
     end_of_document: int,
     length: int,
 ) -> tuple[list[Example], int]:
-    """Examples of at most length tokens, and how many questions are too long to make one.
+    """Make examples of at most length tokens, and count the questions too long to make one.
 
     Contexts lose their beginning where they do not fit: question and answer stay whole.
     """
@@ -135,17 +130,17 @@ class QuestionStream:
         self._starts = [0, self.rows_in_epoch(0)]
 
     def rows_in_epoch(self, epoch: int) -> int:
-        """How many samples the epoch has."""
+        """Count the samples of an epoch."""
         if epoch < 0:
             raise UsageError(f"epochs are numbered from 0, got {epoch}")
         return len(self._plan_of(epoch))
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Steps that the first epoch takes, its last batch filled up from the second."""
+        """Count the steps of the first epoch, its last batch filled up from the second."""
         return -(-self.rows_in_epoch(0) // batch_size)
 
     def batch(self, first_sample: int, count: int) -> list[Packed]:
-        """So many rows from the first on, across the borders of epochs."""
+        """Pack so many rows from the first on, across the borders of epochs."""
         if first_sample < 0:
             raise UsageError(f"samples are numbered from 0, got {first_sample}")
         return [self._row(sample) for sample in range(first_sample, first_sample + count)]
@@ -163,7 +158,7 @@ class QuestionStream:
 
 
 def _plan(sizes: Sequence[int], length: int, order: np.ndarray) -> list[list[int]]:
-    """Which examples share a row: each goes into the first of a few open rows with room for it."""
+    """Put each example into the first of a few open rows with room for it."""
     if sizes and max(sizes) > length:
         raise UsageError(
             f"an example of {max(sizes)} tokens does not fit a row of {length}; "
@@ -219,15 +214,6 @@ def _question(context: str, entry: Any, where: str) -> Question:
         question=_get(entry, "question", str, where),
         answer=answer,
     )
-
-
-def _read_json(path: Path) -> Any:
-    opener: Callable[..., Any] = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    try:
-        with opener(path, "rb") as file:
-            return json.loads(file.read())
-    except (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read as SQuAD: {error}") from error
 
 
 def _get(value: Any, key: str, kind: type, where: str) -> Any:

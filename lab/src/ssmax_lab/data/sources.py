@@ -1,5 +1,6 @@
 """Where text comes from: the embedded corpus, files and folders, Hugging Face."""
 
+import functools
 import gzip
 import io
 import json
@@ -7,166 +8,149 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax_lab.data.documents import Document, Part, Skipped, SourceStoppedError, checked
+from ssmax_lab.data.documents import Document, Part, Skipped, SourceStoppedError, as_document
 from ssmax_lab.data.embedded import embedded_part
 
 EMBEDDED, HUB = "embedded", "hf:"
-READ = ".txt, .jsonl (both also with .gz, .xz or .zst behind) and .parquet"
+BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""What reading a damaged file raises."""
 
-_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
+Documents = Iterator[Document | Skipped]
 
 
 def open_source(source: str, *, text_field: str = "text") -> list[Part]:
-    """The parts of "embedded", of a file, of a folder, or of "hf:NAME:CONFIG:SPLIT"."""
+    """List the parts of "embedded", of a file, of a folder, or of "hf:NAME:CONFIG:SPLIT"."""
     if source == EMBEDDED:
         return [embedded_part()]
     if source.startswith(HUB):
         return _hub_parts(source, text_field)
     path = Path(source)
-    if path.is_dir():
-        parts: list[Part] = [_file_part(found, path, text_field) for found in sorted_files(path)]
-    elif path.exists():
-        parts = [_file_part(path, path.parent, text_field)]
-    else:
+    if not path.exists():
         raise UsageError(
             f"there is no file or folder {source!r}; a source is {EMBEDDED!r}, a path, or "
             f"'{HUB}NAME' for a dataset of Hugging Face"
         )
-    if all(isinstance(part, _UnreadPart) for part in parts):
-        raise UsageError(f"{source} holds nothing to read; what is read: {READ}")
-    return parts
+    readers = {name: (found, _reader_of(found)) for name, found in files_of(path).items()}
+    if not any(reader for _, reader in readers.values()):
+        raise UsageError(
+            f"{source} holds nothing to read; what is read: .txt, .jsonl (also as .gz, .xz or "
+            ".zst) and .parquet"
+        )
+    return [
+        Part(
+            name=name,
+            size=found.stat().st_size if reader else 0,
+            read=functools.partial(_read_file, reader, name, found, text_field),
+        )
+        for name, (found, reader) in readers.items()
+    ]
 
 
-def sorted_files(folder: Path) -> list[Path]:
-    """All files below a folder by relative path, hidden ones left out, links followed."""
-    return sorted(_files(folder, frozenset()), key=lambda path: path.relative_to(folder).parts)
+def files_of(path: Path) -> dict[str, Path]:
+    """List the files of a folder by relative path, or one file; hidden ones are left out."""
+    if not path.is_dir():
+        return {path.name: path}
+    found, seen = [], set()
+    for here, folders, files in os.walk(path, followlinks=True):
+        # A link to a folder above would lead around forever.
+        if (place := os.path.realpath(here)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(here, name).relative_to(path) for name in files if name[0] != "."]
+    return {name.as_posix(): path / name for name in sorted(found, key=lambda name: name.parts)}
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked if its name says so."""
-    return _OPENERS.get(path.suffix.lower(), Path.open)(path, "rb")
+    """Open a file for reading, decompressed where its name ends in .gz, .xz or .zst."""
+    if path.suffix.lower() == ".zst":
+        import pyarrow  # here, since few sources need it
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), open)
+    return opener(path, "rb")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _FilePart(Part):
-    path: Path
-    text_field: str
+def _read_text(name: str, path: Path, field: str) -> Documents:
+    with open_bytes(path) as file:
+        content = file.read()
+    # Windows puts a byte order mark before UTF-8.
+    yield as_document(name, lambda: content.decode("utf-8-sig"), field)
 
 
-class _TextPart(_FilePart):
-    """A file that is one document."""
+def _read_lines(name: str, path: Path, field: str) -> Documents:
+    def parse(line: bytes) -> object:
+        return json.loads(line.decode("utf-8-sig"))[field]
 
-    __slots__ = ()
-
-    def documents(self) -> Iterator[Document | Skipped]:
-        try:
-            with open_bytes(self.path) as file:
-                content = file.read()
-        except _BROKEN as error:
-            yield Skipped(self.name, _fault(error))
-        else:
-            yield _decoded(self.name, content, checked)
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield as_document(f"{name}:{number}", functools.partial(parse, line), field)
 
 
-class _JsonLinesPart(_FilePart):
-    """A file with one JSON object per line."""
+def _read_parquet(name: str, path: Path, field: str) -> Documents:
+    import pyarrow
+    import pyarrow.parquet as parquet
 
-    __slots__ = ()
-
-    def documents(self) -> Iterator[Document | Skipped]:
-        try:
-            with open_bytes(self.path) as file:
-                for number, line in enumerate(file, start=1):
-                    if line.strip():
-                        yield _decoded(f"{self.name}:{number}", line, self._parsed)
-        except _BROKEN as error:
-            yield Skipped(self.name, _fault(error))
-
-    def _parsed(self, name: str, line: str) -> Document | Skipped:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            return Skipped(name, "not JSON")
-        return _field(name, row, self.text_field)
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                yield Skipped(name, f"no field {field!r}")
+                return
+            for batch in file.iter_batches(1024, columns=[field]):
+                for value in batch.column(0):
+                    number += 1
+                    yield as_document(f"{name}:{number}", value.as_py, field)
+    except pyarrow.ArrowException as error:
+        raise EOFError(str(error)) from error
 
 
-class _ParquetPart(_FilePart):
-    """A file with a column of text, read by row groups."""
-
-    __slots__ = ()
-
-    def documents(self) -> Iterator[Document | Skipped]:
-        arrow = require("pyarrow", install="ssmax-lab", purpose=f"reading {self.path}")
-        parquet = require("pyarrow.parquet", install="ssmax-lab", purpose=f"reading {self.path}")
-        number = 0
-        try:
-            with parquet.ParquetFile(self.path) as file:
-                if self.text_field not in file.schema_arrow.names:
-                    yield Skipped(self.name, f"no field {self.text_field!r}")
-                    return
-                for group in range(file.num_row_groups):
-                    for value in file.read_row_group(group, columns=[self.text_field]).column(0):
-                        number += 1
-                        yield _scalar(f"{self.name}:{number}", value)
-        except (OSError, arrow.ArrowException) as error:
-            yield Skipped(self.name, _fault(error))
+def _reader_of(path: Path) -> Callable[[str, Path, str], Documents] | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in (".gz", ".xz", ".zst"):
+        suffixes.pop()
+    readers = {".txt": _read_text, ".jsonl": _read_lines, ".parquet": _read_parquet}
+    return readers.get("".join(suffixes[-1:])) if path.is_file() else None
 
 
-class _UnreadPart(_FilePart):
-    """A file that is none of those."""
-
-    __slots__ = ()
-
-    def documents(self) -> Iterator[Document | Skipped]:
-        yield Skipped(self.name, "not a kind of file that is read")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _HubPart(Part):
-    """One shard of a dataset of Hugging Face, streamed."""
-
-    dataset: tuple[str, str | None, str]
-    num_shards: int
-    index: int
-    text_field: str
-
-    def documents(self) -> Iterator[Document | Skipped]:
-        try:
-            dataset = _load_dataset(*self.dataset)
-            rows = dataset.shard(num_shards=self.num_shards, index=self.index)
-            for number, row in enumerate(rows, start=1):
-                yield _field(f"{self.name}:{number}", row, self.text_field)
-        except OSError as error:
-            raise SourceStoppedError(
-                f"{self.name} stopped: {error}; run the same command again to go on"
-            ) from error
+def _read_file(
+    reader: Callable[[str, Path, str], Documents] | None, name: str, path: Path, field: str
+) -> Documents:
+    if reader is None:
+        yield Skipped(name, "not a kind of file that is read")
+        return
+    try:
+        yield from reader(name, path, field)
+    except OSError as error:
+        # The errors of an archive have no number; those of the system do.
+        yield Skipped(name, f"cannot be read: {error.strerror}" if error.errno else "broken file")
+    except BROKEN:
+        yield Skipped(name, "broken file")
 
 
-def _hub_parts(source: str, text_field: str) -> list[Part]:
+def _hub_parts(source: str, field: str) -> list[Part]:
     name, config, split, *more = [*source.removeprefix(HUB).split(":"), "", ""]
     if not name or any(more):
         raise UsageError(f"a dataset is written {HUB}NAME, {HUB}NAME:CONFIG:SPLIT, got {source!r}")
-    dataset = (name, config or None, split or "train")
+    load = functools.partial(_load_dataset, name, config or None, split or "train")
     try:
-        num_shards = _load_dataset(*dataset).num_shards
+        count = load().num_shards
     except (OSError, ValueError) as error:
         raise UsageError(f"{source} cannot be opened: {error}") from error
     return [
-        _HubPart(
+        Part(
             name=f"{source}#{index}",
             size=None,
-            dataset=dataset,
-            num_shards=num_shards,
-            index=index,
-            text_field=text_field,
+            read=functools.partial(_read_hub, load, source, count, index, field),
         )
-        for index in range(num_shards)
+        for index in range(count)
     ]
 
 
@@ -175,122 +159,14 @@ def _load_dataset(name: str, config: str | None, split: str) -> Any:
     return datasets.load_dataset(name, config, split=split, streaming=True)
 
 
-def _file_part(path: Path, root: Path, text_field: str) -> _FilePart:
-    kind = _kind(path)
-    return kind(
-        name=path.relative_to(root).as_posix(),
-        size=0 if kind is _UnreadPart else path.stat().st_size,
-        path=path,
-        text_field=text_field,
-    )
-
-
-def _kind(path: Path) -> type[_FilePart]:
-    if not path.is_file():
-        return _UnreadPart
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    # Asked for here, so that a missing package stops the work before it begins.
-    if suffixes[-1:] == [".parquet"]:
-        require("pyarrow.parquet", install="ssmax-lab", purpose=f"reading {path}")
-        return _ParquetPart
-    if suffixes[-1:] == [".zst"]:
-        require("zstandard", install="ssmax-lab[hub]", purpose=f"reading {path}")
-    if suffixes[-1:] and suffixes[-1] in _OPENERS:
-        suffixes.pop()
-    return {".txt": _TextPart, ".jsonl": _JsonLinesPart}.get("".join(suffixes[-1:]), _UnreadPart)
-
-
-def _files(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
-    status = folder.stat()
-    here = (status.st_dev, status.st_ino)
-    # A link to a folder above would lead around forever.
-    if here in above:
-        return
-    for entry in os.scandir(folder):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _files(Path(entry), above | {here})
-        else:
-            yield Path(entry)
-
-
-def _field(name: str, row: object, field: str) -> Document | Skipped:
-    if not isinstance(row, dict) or field not in row:
-        return Skipped(name, f"no field {field!r}")
-    return checked(name, row[field])
-
-
-def _decoded(
-    name: str, content: bytes, then: Callable[[str, str], Document | Skipped]
-) -> Document | Skipped:
+def _read_hub(
+    load: Callable[[], Any], source: str, num_shards: int, index: int, field: str
+) -> Documents:
+    name = f"{source}#{index}"
     try:
-        # Windows puts a byte order mark before UTF-8.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return Skipped(name, "not UTF-8")
-    return then(name, text)
-
-
-def _scalar(name: str, value: Any) -> Document | Skipped:
-    try:
-        return checked(name, value.as_py())
-    except UnicodeDecodeError:
-        return Skipped(name, "not UTF-8")
-
-
-def _fault(error: Exception) -> str:
-    # An archive's errors have no number; those of the system do.
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"cannot be read: {error.strerror}"
-    return "broken file"
-
-
-class _Unpacked(io.RawIOBase):
-    """A file of the bytes that an iterator gives."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._rest = pieces, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        taken = self._rest[: len(buffer)]
-        buffer[: len(taken)] = taken
-        self._rest = self._rest[len(taken) :]
-        return len(taken)
-
-
-def _open_zstandard(path: Path, _: str) -> IO[bytes]:
-    return io.BufferedReader(_Unpacked(_zstandard_pieces(path)))
-
-
-def _zstandard_pieces(path: Path) -> Iterator[bytes]:
-    # The package's own reader takes a truncated file for a whole one.
-    zstandard = require("zstandard", install="ssmax-lab[hub]", purpose=f"reading {path}")
-    decompressor = zstandard.ZstdDecompressor()
-    frame = None
-    with path.open("rb") as file:
-        while data := file.read(2**17):
-            while data:
-                frame = frame or decompressor.decompressobj()
-                try:
-                    yield frame.decompress(data)
-                except zstandard.ZstdError as error:
-                    raise EOFError(str(error)) from error
-                data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("the last frame has no end")
-
-
-_OPENERS: dict[str, Callable[[Path, str], Any]] = {
-    ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".zst": _open_zstandard,
-}
+        for number, row in enumerate(load().shard(num_shards=num_shards, index=index), start=1):
+            yield as_document(f"{name}:{number}", functools.partial(row.__getitem__, field), field)
+    except OSError as error:
+        raise SourceStoppedError(
+            f"{name} stopped: {error}; run the same command again to resume"
+        ) from error

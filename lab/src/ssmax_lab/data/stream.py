@@ -1,9 +1,10 @@
 """The order of training: a function of the seed and the sample's number, and of nothing else."""
 
 import hashlib
-import queue
-import threading
+import itertools
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -38,11 +39,11 @@ class TokenStream:
         self.num_windows = (shards.num_tokens - 1) // length
 
     def window_of(self, sample: int) -> int:
-        """The window that is the sample; as quick for the last sample as for the first."""
+        """Find the window of a sample; as quick for the last sample as for the first."""
         return int(self._windows(sample, 1)[0])
 
     def batch(self, first_sample: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of count samples, each (count, length), int64."""
+        """Read inputs and targets of count samples, each (count, length), int64."""
         tokens = np.empty((count, self.length + 1), np.int64)
         for row, window in zip(tokens, self._windows(first_sample, count).tolist(), strict=True):
             start = window * self.length
@@ -67,7 +68,7 @@ class TokenStream:
 
 
 def _permute(places: np.ndarray, size: int, *, seed: int, epoch: int) -> np.ndarray:
-    """Where a permutation of range(size), chosen by seed and epoch, sends each place."""
+    """Permute range(size), by seed and epoch; give where each place goes."""
     # A Feistel network permutes the numbers of an even count of bits; those that it sends past
     # the end are sent on until they come back.
     half = ((size - 1).bit_length() + 1) // 2
@@ -87,42 +88,38 @@ def _feistel(values: np.ndarray, half: int, keys: np.ndarray) -> np.ndarray:
 
 
 def _scramble(values: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64: every bit of the result hangs on every bit of the value."""
+    """Mix by the finalizer of SplitMix64: every bit of the result depends on every bit given."""
     values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return values ^ values >> np.uint64(31)
 
 
 class Prefetch(Generic[T]):
-    """make(start), make(start + 1) and so on, made by a thread up to two ahead of their use."""
+    """Makes make(start), make(start + 1) and so on in a thread, up to two ahead of their use."""
 
     def __init__(self, make: Callable[[int], T], start: int = 0) -> None:
-        self._make = make
-        self._made: queue.SimpleQueue[tuple[T, None] | tuple[None, BaseException]]
-        self._made = queue.SimpleQueue()
-        self._room = threading.Semaphore(2)
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, args=(start,), daemon=True)
-        self._thread.start()
+        self._make, self._steps = make, itertools.count(start)
+        self._thread = ThreadPoolExecutor(1)
+        self._made = deque([self._begin(), self._begin()])
 
     def close(self) -> None:
         """Stop making; waits for what is being made."""
-        self._closed = True
-        self._room.release()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
+        self._made.clear()
 
     def __iter__(self) -> "Prefetch[T]":
         return self
 
     def __next__(self) -> T:
-        if self._closed:
+        if not self._made:
             raise UsageError("this Prefetch is closed; make a new one that starts where it ended")
-        made, error = self._made.get()
-        if error is not None:
+        try:
+            made = self._made.popleft().result()
+        except BaseException:
             self.close()
-            raise error
-        self._room.release()
-        return made  # pyright: ignore[reportReturnType] (without an error it was made)
+            raise
+        self._made.append(self._begin())
+        return made
 
     def __enter__(self) -> "Prefetch[T]":
         return self
@@ -130,14 +127,5 @@ class Prefetch(Generic[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, step: int) -> None:
-        while True:
-            self._room.acquire()
-            if self._closed:
-                return
-            try:
-                self._made.put((self._make(step), None))
-            except BaseException as error:
-                self._made.put((None, error))
-                return
-            step += 1
+    def _begin(self) -> Future[T]:
+        return self._thread.submit(self._make, next(self._steps))

@@ -1,146 +1,102 @@
 """Tokens that are ready: rows of ids in .bin and .npy, documents ended by end_of_document."""
 
-import lzma
-import zlib
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.documents import Skipped
+from ssmax_lab.data.documents import Part, Skipped, TokenDocument
 from ssmax_lab.data.shards import Vocabulary
-from ssmax_lab.data.sources import open_bytes, sorted_files
+from ssmax_lab.data.sources import BROKEN, files_of, open_bytes
 
 TOKENS = "tokens:"
 
-_PACKED = (".gz", ".xz")
 _PIECE = 2**22
 _ENOUGH = 64
 """Tokens that tell their width: so many, every other one 0, are no text."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenDocument:
-    """One document that is encoded already."""
-
-    name: str
-    tokens: np.ndarray
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenPart:
-    """A file of tokens."""
-
-    name: str
-    size: int
-    path: Path
-    vocabulary: Vocabulary
-
-    def documents(self) -> Iterator[TokenDocument | Skipped]:
-        """Its documents, in order; a file that is not what it should be is refused."""
-        number, begun = 0, []
-        for tokens in self._pieces():
-            start = 0
-            for end in np.flatnonzero(tokens == self.vocabulary.end_of_document).tolist():
-                number += 1
-                yield self._document(number, [*begun, tokens[start:end]])
-                start, begun = end + 1, []
-            begun.append(tokens[start:])
-        if any(piece.size for piece in begun):
-            yield self._document(number + 1, begun)
-
-    def _document(self, number: int, pieces: list[np.ndarray]) -> TokenDocument | Skipped:
-        tokens, name = np.concatenate(pieces), f"{self.name}:{number}"
-        return TokenDocument(name, tokens) if tokens.size else Skipped(name, "empty")
-
-    def _pieces(self) -> Iterator[np.ndarray]:
-        try:
-            with open_bytes(self.path) as file:
-                dtype, expected = self._layout(file)
-                found = 0
-                while content := file.read(_PIECE):
-                    if len(content) % dtype.itemsize:
-                        raise EOFError(f"it ends inside a token of {dtype.itemsize} bytes")
-                    tokens = np.frombuffer(content, dtype)
-                    if not found and _kind(self.path) == ".bin":
-                        self._check_width(tokens)
-                    found += tokens.size
-                    yield self._checked(tokens)
-                if expected not in (None, found):
-                    raise EOFError(f"it promises {expected} tokens and holds {found}")
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise UsageError(f"{self.path} cannot be read: {error}") from error
-
-    def _layout(self, file: IO[bytes]) -> tuple[np.dtype, int | None]:
-        """The type of a token and, where the file says it, how many there are."""
-        if _kind(self.path) == ".bin":
-            return np.dtype(self.vocabulary.dtype).newbyteorder("<"), None
-        try:
-            version = np.lib.format.read_magic(file)
-            read = {
-                (1, 0): np.lib.format.read_array_header_1_0,
-                (2, 0): np.lib.format.read_array_header_2_0,
-            }[version]
-            shape, _, dtype = read(file)
-        except (KeyError, ValueError) as error:
-            raise UsageError(f"{self.path} is no array of NumPy: {error}") from error
-        if len(shape) != 1 or dtype not in (np.dtype("<u2"), np.dtype("<u4")):
-            raise UsageError(
-                f"{self.path} must hold one row of little-endian uint16 or uint32, "
-                f"got shape {shape} of {dtype}"
-            )
-        return dtype, shape[0]
-
-    def _check_width(self, first: np.ndarray) -> None:
-        """Refuse a .bin of 32 bits that is read as 16: the upper half of each token is 0 there."""
-        if first.itemsize == 2 and first.size >= _ENOUGH and not first[1::2].any():
-            raise UsageError(
-                f"{self.path} looks like tokens of 32 bits, and those of "
-                f"{self.vocabulary.name!r} are read as 16 in a .bin; save it as .npy, which says "
-                "its width"
-            )
-
-    def _checked(self, tokens: np.ndarray) -> np.ndarray:
-        if tokens.max() >= self.vocabulary.size:
-            raise UsageError(
-                f"{self.path} holds the token {tokens.max()}, but {self.vocabulary.name!r} has "
-                f"only {self.vocabulary.size}; is it another tokenizer's?"
-            )
-        return tokens
-
-
-def open_tokens(source: str, vocabulary: Vocabulary) -> list[TokenPart]:
-    """The files of "tokens:PATH"; offsets beside them are left out."""
+def open_tokens(source: str, vocabulary: Vocabulary) -> list[Part]:
+    """List the files of "tokens:PATH"; offsets beside them are left out."""
     path = Path(source.removeprefix(TOKENS))
     if not path.exists():
         raise UsageError(f"there is no file or folder {path}")
-    root, found = (path, sorted_files(path)) if path.is_dir() else (path.parent, [path])
-    paths = [path for path in found if _kind(path) in (".bin", ".npy") and not _is_offsets(path)]
-    if not paths:
+    files = {
+        name: found
+        for name, found in files_of(path).items()
+        if _kind(found) in (".bin", ".npy") and not name.endswith("offsets.npy")
+    }
+    if not files:
         raise UsageError(f"{path} holds no tokens; what is read: .bin and .npy, also .gz or .xz")
-    empty = next((path for path in paths if not path.stat().st_size), None)
-    if empty is not None:
-        raise UsageError(
-            f"{empty} has 0 bytes, as a file has that is still being written or was cut off; "
-            "write it again, or take it away"
-        )
     return [
-        TokenPart(
-            name=path.relative_to(root).as_posix(),
-            size=path.stat().st_size,
-            path=path,
-            vocabulary=vocabulary,
+        Part(
+            name=name,
+            size=found.stat().st_size,
+            read=functools.partial(_read, name, found, vocabulary),
         )
-        for path in paths
+        for name, found in files.items()
     ]
 
 
+def _read(name: str, path: Path, vocabulary: Vocabulary) -> Iterator[TokenDocument | Skipped]:
+    number, begun = 0, np.empty(0, np.uint16)
+    for tokens in _pieces(path, vocabulary):
+        joined = np.concatenate([begun, tokens])
+        ends = np.flatnonzero(joined == vocabulary.end_of_document)
+        *documents, begun = np.split(joined, ends + 1)
+        for document in documents:
+            number += 1
+            yield _document(f"{name}:{number}", document[:-1])
+    if begun.size:
+        yield _document(f"{name}:{number + 1}", begun)
+
+
+def _document(name: str, tokens: np.ndarray) -> TokenDocument | Skipped:
+    return TokenDocument(name, tokens) if tokens.size else Skipped(name, "empty")
+
+
+def _pieces(path: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+    """Give the tokens of a file, checked; one that is not what it should be is refused."""
+    found, expected = 0, None
+    dtype = np.dtype(vocabulary.dtype).newbyteorder("<")
+    try:
+        with open_bytes(path) as file:
+            if _kind(path) == ".npy":
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                if len(shape) != 1 or dtype not in (np.dtype("<u2"), np.dtype("<u4")):
+                    raise ValueError(
+                        "it must hold one row of little-endian uint16 or uint32, "
+                        f"got shape {shape} of {dtype}"
+                    )
+                expected = shape[0]
+            while content := file.read(_PIECE):
+                tokens = np.frombuffer(content, dtype)
+                if expected is None and not found:
+                    _check_width(tokens)
+                if tokens.max() >= vocabulary.size:
+                    raise ValueError(
+                        f"it holds the token {tokens.max()}, but {vocabulary.name!r} has only "
+                        f"{vocabulary.size}; is it another tokenizer's?"
+                    )
+                found += tokens.size
+                yield tokens
+            if not found or expected not in (None, found):
+                raise EOFError(f"it ends after {found} tokens; is it still being written?")
+    except (*BROKEN, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as tokens: {error}") from error
+
+
+def _check_width(first: np.ndarray) -> None:
+    """Refuse a .bin of 32 bits that is read as 16: the upper half of each token is 0 there."""
+    if first.itemsize == 2 and first.size >= _ENOUGH and not first[1::2].any():
+        raise ValueError(
+            "it looks like tokens of 32 bits, and those of this vocabulary are read as 16 in a "
+            ".bin; save it as .npy, which says its width"
+        )
+
+
 def _kind(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
-
-
-def _is_offsets(path: Path) -> bool:
-    return path.name.endswith("offsets.npy")
+    return Path(path.stem).suffix if path.suffix in (".gz", ".xz") else path.suffix

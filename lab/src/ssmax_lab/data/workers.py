@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
-from ssmax.errors import MachineError, UsageError
+from ssmax.errors import MachineError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -28,38 +28,27 @@ def run_all(
     workers: int,
     on_result: Callable[[Result], None],
 ) -> None:
-    """Call job on every task; on_result hears each result in this process, in any order."""
+    """Call job on every task, and on_result in this process on each result, in any order."""
     workers = min(workers, len(tasks))
     if workers <= 1:
         for task in tasks:
             on_result(job(task))
         return
     # Forked children would inherit threads' locks; a spawned one starts clean.
-    pool = concurrent.futures.ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_follow_parent
-    )
-    with pool:
+    spawned = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, spawned, _follow_parent) as pool:
         try:
             futures = [pool.submit(job, task) for task in tasks]
             for future in concurrent.futures.as_completed(futures):
                 on_result(future.result())
         except BrokenProcessPool as error:
             raise MachineError(
-                "a worker was killed, perhaps for lack of memory; what is finished stays: "
-                "run the same command again with fewer workers"
+                "a worker was killed, perhaps for lack of memory: run the same command again with "
+                "fewer workers, and what is finished stays; or a script called this without "
+                '`if __name__ == "__main__":`, which every worker imports'
             ) from error
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def check_guarded() -> None:
-    """Refuse to start workers in one that is just importing the script of its parent."""
-    # As multiprocessing itself asks; its parent_process() is not known yet at that time.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise UsageError(
-            "a worker came by the call that started it, since it imports your script; put the "
-            'call under `if __name__ == "__main__":`, or give workers=1'
-        )
 
 
 def _follow_parent() -> None:

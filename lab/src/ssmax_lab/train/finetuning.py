@@ -20,8 +20,7 @@ from ssmax_lab.data.qa import (
     encode_questions,
     read_squad,
 )
-from ssmax_lab.data.shards import ShardSet
-from ssmax_lab.data.tasks import TRAIN
+from ssmax_lab.data.shards import TRAIN, ShardSet
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.model import LM
 from ssmax_lab.records import METRICS, RUN_CONFIG, config_hash

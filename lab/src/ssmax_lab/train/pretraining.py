@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.shards import ShardSet, Vocabulary
+from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet, Vocabulary
 from ssmax_lab.data.stream import TokenStream
-from ssmax_lab.data.tasks import TRAIN, VALIDATION
 from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.train.config import TrainConfig, flat
 from ssmax_lab.train.dist import DistContext

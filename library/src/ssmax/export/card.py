@@ -35,7 +35,7 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
 Without that flag Transformers refuses the folder. vLLM's Transformers backend
-(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) is told n by positions; our
+(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) gets n from positions; our
 tests run a stand-in that does what vLLM documents, not vLLM.""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM

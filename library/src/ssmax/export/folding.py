@@ -1,4 +1,4 @@
-"""SSMax as the position scale that Ministral 3 ships: what can be folded into W_q, and what not.
+"""SSMax as the attention temperature of Ministral 3: what can be folded into W_q, and what not.
 
 Ministral 3 multiplies the query at position p by 1 + beta log(1 + floor(p / M)). With M = 1 that is
 1 + beta log n for causal attention without windows and padding, and

@@ -1,4 +1,4 @@
-"""Where Transformers is entered: every attention function is asked for here.
+"""The hook in Transformers: every attention function is asked for here.
 
 A module that carries an `ssmax` has its query scaled before the function that Transformers would
 have called; for all others nothing changes. The hook is installed by the first conversion.
@@ -104,7 +104,7 @@ def _attend(
 def scale_of(module: nn.Module) -> Any:
     """Find the ssmax of an attention module, also inside PEFT's wrapper; None: it has none.
 
-    The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
+    The wrapper answers as the copy that is active; its original shows whether it is ours.
     """
     found = module._modules.get(ATTRIBUTE)
     if found is None or isinstance(found, SSMaxScale):

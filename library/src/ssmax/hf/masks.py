@@ -1,6 +1,6 @@
 """n of a converted model: what its attention implementation is given, as a mask spec.
 
-Positions do not tell n: a left-padded batch arrives with positions 0 to T - 1 in every row. Nor do
+Positions do not give n: a left-padded batch arrives with positions 0 to T - 1 in every row. Nor do
 the keys: a static cache is longer than what was written, a causal query sees a part of them. What a
 kernel masks with does. Each masks in its own way; the counting is that of `ssmax.ops.visible`.
 """
@@ -123,7 +123,7 @@ def _count_block_mask(mask: Any, query_BHQD: Tensor) -> Tensor:
 
 def _remembered(mask: Any, asked: Any, count: Callable[[], Tensor]) -> Tensor:
     """Count once for a mask, which many layers share, as long as it is not changed in place."""
-    # Tensors of inference mode do not tell of changes. A count that a CUDA graph captures, or a
+    # Tensors of inference mode have no version. A count that a CUDA graph captures, or a
     # trace, must not come from before it, nor go beyond; what torch.compile traces is new.
     if isinstance(mask, Tensor) and (
         mask.is_inference()

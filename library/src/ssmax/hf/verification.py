@@ -1,4 +1,4 @@
-"""Does a converted model do what it should? Every layer reached, n right, padding not counted."""
+"""Check a converted model: every layer is reached, n is right, padding is not counted."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ def _compare(
             return
         reached.add(names[module])
         counts_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
-        # What padding sees, if anything, is nobody's concern.
+        # What padding sees, if anything, does not matter.
         counts_BHQ = counts_BHQ.expand_as(weighed_BHQ)[..., padding:]
         wanted_BHQ = weighed_BHQ[..., padding:]
         if torch.equal(counts_BHQ, wanted_BHQ):
@@ -159,7 +159,7 @@ def _compare(
 
 
 def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Callable[..., None]:
-    """Make a watcher that tells `audit` the module, its n, its keys and how many are weighed."""
+    """Make a watcher that calls `audit` with a module, its n, its keys and how many are weighed."""
 
     def watch(module, num_keys, query, key, value, attend) -> None:
         audit(module, num_keys, key, _weighed_keys(attend, query, key, value))

@@ -24,8 +24,8 @@ class Rule:
     """
 
     factor: "Callable[[SSMaxScale, Tensor], Tensor] | None" = None
-    """Of the module, whose attributes are what it learned, and n (..., T): (..., heads, T); of a
-    rule that learns nothing (..., T). None: `affine` says it."""
+    """Computes the factor from the module, which holds the parameters, and n (..., T): (..., heads,
+    T), or (..., T) for a rule that learns nothing. None: `affine` does."""
     learned: dict[str, float | Callable[[int], float]] = field(default_factory=dict)
     """Name of each parameter and its initial value, or that of a training length."""
     affine: "Callable[[SSMaxScale], tuple[Number, Number | None]] | None" = None
@@ -33,12 +33,12 @@ class Rule:
     with_bias: str | None = None
     """The rule that learns a b besides: s = 0 and b = 1 start it as softmax."""
     needs_length: bool = False
-    """It starts from `train_length`, or is defined by it."""
+    """True where its start or its definition needs `train_length`."""
     floor_length: int | None = None
     """Default L0 of the rules that grow in steps."""
     starts_as_softmax: bool = False
-    """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
-    takes it with init="identity"."""
+    """True where its first factor is 1 up to its length, or everywhere: `ssmax.hf.convert` takes it
+    with init="identity"."""
 
     def compute(self, scale: "SSMaxScale", num_keys: "Tensor") -> "Tensor":
         """Compute the factor of a module's parameters and n."""
@@ -107,6 +107,6 @@ RULES: dict[str, Rule] = {
         starts_as_softmax=True,
     ),
 }
-"""Every rule by its name, those that somebody added included."""
+"""Every rule by its name, added ones included."""
 OWN_RULES: Mapping[str, Rule] = MappingProxyType(dict(RULES))
 """Those of this package, as it defines them."""

@@ -1,6 +1,4 @@
-"""check_attention: does anyone's attention count n right, case by case, and if not, what does it
-count instead?
-"""
+"""check_attention: whether an attention counts n right, case by case, or what it counts instead."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The definition by brute force: every pair of query and key is asked, the mask is counted, and
+"""The definition by brute force: every pair of query and key is checked, the mask is counted, and
 n**(s z) is evaluated in float64. Slow on purpose; there is nothing here to get wrong.
 """
 

@@ -120,7 +120,7 @@ def _run(
             return run()
         try:
             with warnings.catch_warnings():
-                # PyTorch warns of every kernel that it was told not to use; the error says it once.
+                # PyTorch warns of every kernel that was ruled out; the error says it once.
                 warnings.simplefilter("ignore", UserWarning)
                 return run()
         except RuntimeError as error:

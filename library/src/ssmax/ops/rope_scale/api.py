@@ -1,4 +1,4 @@
-"""rope_scale's door: checks, the choice of implementation, the custom op and its gradient."""
+"""rope_scale: checks, the choice of implementation, the custom op and its gradient."""
 
 # B batch, H query heads, G key heads, T tokens, D head_dim
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
+from ssmax.ops.dtypes import check_tensor
 
 Window = int | tuple[int, int] | None
 UNBOUNDED = -1
@@ -295,10 +296,7 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
 
     True is visible; an additive mask hides by -5e3 or any lower number.
     """
-    if not isinstance(mask, Tensor):
-        raise UsageError(
-            f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
-        )
+    check_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise UsageError(
             "mask must be boolean (True is visible) or floating (-inf is hidden), "
@@ -400,10 +398,7 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
-            raise UsageError(
-                f"{name} must be a tensor, got {type(tensor).__name__}; write torch.tensor(...)"
-            )
+        check_tensor(name, tensor)
         device = tensor.device if device is None else torch.device(device)
         if tensor.device.type != device.type:
             raise UsageError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")

@@ -291,7 +291,7 @@ def _position_loss(
 
 def _needle(
     here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
-    as_json: bool, **options: int,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     import numpy as np
 

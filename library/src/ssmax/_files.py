@@ -29,7 +29,7 @@ _UNUSABLE = {
 
 
 def check_folder(folder: Path) -> None:
-    """Raise on a path where no folder can be, since it or one above it is a file."""
+    """Refuse a path where no folder can be, since it or one above it is a file."""
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
@@ -150,7 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; raise if another process is writing it. The lock goes with its process."""
+    """Refuse a folder that another process is writing; the lock goes with its process."""
     import fcntl  # only where there is POSIX, which reading does not need
 
     with _usable(folder):

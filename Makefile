@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+LIBRARY := $(VENV)/library
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
+MARKED ?= not slow
 
-.PHONY: help install reproduce test test-all test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
+.PHONY: help install reproduce test test-library test-lab test-all test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,11 +28,25 @@ $(READY): pyproject.toml library/pyproject.toml lab/pyproject.toml constraints.t
 reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick; a GPU: PRESET=gpu ARGS="--text FOLDER")
 	"$(BIN)/ssmax-lab" reproduce --preset $(PRESET) $(ARGS)
 
-test: $(READY)  ## the tests that CI runs
-	"$(BIN)/python" -m pytest -n $(WORKERS) -m "not slow"
+# An environment with the library alone: its tests must not lean on the laboratory.
+$(LIBRARY)/.ready: pyproject.toml library/pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LIBRARY)
+	"$(LIBRARY)/bin/python" -m pip install --quiet --upgrade pip -c constraints.txt
+	"$(LIBRARY)/bin/python" -m pip install --quiet -c constraints.txt torch
+	"$(LIBRARY)/bin/python" -m pip install --quiet -c constraints.txt \
+		--editable './library[triton,hf,export]' --group test-library
+	touch $(LIBRARY)/.ready
 
-test-all: $(READY)  ## those and the long ones: many kills, more ranks
-	"$(BIN)/python" -m pytest -n $(WORKERS)
+test: test-library test-lab  ## the tests that CI runs
+
+test-library: $(LIBRARY)/.ready  ## the library's, where the laboratory is not installed
+	"$(LIBRARY)/bin/python" -m pytest -n $(WORKERS) -m "$(MARKED)" library/tests
+
+test-lab: $(READY)  ## the laboratory's, and those of what concerns both
+	"$(BIN)/python" -m pytest -n $(WORKERS) -m "$(MARKED)" lab/tests tests
+
+test-all:  ## those and the slow ones: all families, more kills and ranks, all records, the browser
+	$(MAKE) test MARKED=
 
 test-engines: $(READY)  ## llama.cpp on what was exported; the first time it is built, for minutes
 	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) llama-cpp-python==0.3.36 diskcache==5.6.3

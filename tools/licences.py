@@ -47,6 +47,8 @@ def table() -> str:
     rows = []
     for owner, requirements in groups.items():
         for requirement in requirements:
+            if isinstance(requirement, dict):  # a group within a group
+                continue
             name = re.match(r"[\w-]+", requirement)[0]
             if name != "ssmax":
                 rows.append(f"| {owner} | {name} | {licence(name)} |")

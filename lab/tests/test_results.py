@@ -1,16 +1,20 @@
-"""What the README and the docs say was measured is what the records in results/ say."""
+"""What the README and the docs say was measured is what the records in lab/results say."""
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ssmax_lab.analysis.findings import read_findings
 from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, over_items
 from ssmax_lab.configurations import look
+from ssmax_lab.report.draw import draw
 from ssmax_lab.report.results import (
+    BASES,
     HEADLINES,
     LARGEST_FIRST,
     VARIED,
@@ -24,45 +28,77 @@ from ssmax_lab.report.results import (
     written,
 )
 from ssmax_lab.report.study_tables import heads, numbers, probe, stretches
+from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.claims import judge
+from ssmax_lab.study.partial import merge
 from ssmax_lab.study.presets import PRESETS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
+RECORDS, PICTURES = ROOT / "lab/results", ROOT / "docs/pictures"
 PAGES = sorted((ROOT / "docs").glob("results*.md"))
+DOCUMENTS = [ROOT / "README.md", *PAGES]
+QUICK = "2026-11-15_quick"
+"""The study that `make test` reads; `make test-all` reads all of them."""
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return read_findings(RECORDS / QUICK)
 
 
 @pytest.fixture(scope="module")
 def results():
-    return read_results(ROOT / "results")
+    return read_results(RECORDS)
 
 
-@pytest.mark.parametrize("document", [ROOT / "README.md", *PAGES], ids=lambda path: path.name)
+def test_the_tables_of_a_study_are_made_of_its_records(quick):
+    made = {name: text for name, text in tables({QUICK: quick}).items() if name.startswith(QUICK)}
+    marks = r"<!-- results: (.+?) -->\n(.*?)\n<!-- end of results -->"
+    shown = {
+        name: text
+        for document in DOCUMENTS
+        for name, text in re.findall(marks, document.read_text(), flags=re.DOTALL)
+        if name in made
+    }
+    assert len(shown) >= 4
+    assert shown == {name: made[name] for name in shown}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_table_of_results_is_made_of_the_records(results, document):
     text = document.read_text()
     assert "<!-- results: " in text
     assert written(text, tables(results)) == text
 
 
-def test_a_figure_in_the_docs_is_the_one_of_the_study():
-    shown = shown_figures("".join(page.read_text() for page in PAGES))
+@pytest.mark.slow
+def test_a_figure_in_the_docs_is_the_one_of_the_study(results, tmp_path):
+    shown = shown_figures("".join(page.read_text() for page in DOCUMENTS))
+    for study in {figure.partition("/")[0] for figure in shown.values()} & results.keys():
+        draw(results[study], tmp_path / study)
+    for base in BASES:
+        (tmp_path / f"variants-of-{base}.svg").write_text(as_svg(variants_figure(results, base)))
     assert shown
     for picture, figure in shown.items():
-        there = (ROOT / "docs/pictures" / picture).read_bytes()
-        assert there == (ROOT / "results" / figure).read_bytes(), picture
+        assert (PICTURES / picture).read_text() == (tmp_path / figure).read_text(), picture
 
 
+@pytest.mark.slow
 def test_headlines_begin_with_the_largest_model(results):
     header = headlines(results).splitlines()[0]
     assert header == "| claim | the paper says | unit | gpu | small | quick |"
     assert set(LARGEST_FIRST) == set(PRESETS)
 
 
+@pytest.mark.slow
 def test_the_newest_study_of_a_preset_speaks_for_it(results):
     old, new = results["2026-11-16_small-theta16"], results["2026-11-17_small"]
     assert old.study["preset"] == new.study["preset"]
     assert claims({"2026-11-16_x": old, "2026-11-17_y": new}) == claims({"2026-11-17_y": new})
 
 
+@pytest.mark.slow
 def test_everything_the_paper_says_is_told_once_by_claim(results):
     _, _, *rows = (row.strip("| ").split(" | ") for row in claims(results).splitlines())
     said = [one for one in results["2026-11-17_small"].comparisons if not one.is_ours]
@@ -73,20 +109,27 @@ def test_everything_the_paper_says_is_told_once_by_claim(results):
     assert gpu.endswith("not resolved, one seed")
 
 
-def test_the_verdicts_are_those_of_the_claims_on_the_records(results):
-    for name, findings in results.items():
-        stored = findings.comparisons
-        judged = judge(findings, stored[0].provenance)
-        assert [words(one) for one in judged] == [words(one) for one in stored], name
-        for one, other in zip(judged, stored, strict=True):
-            if one.effect is None:
-                assert measured(other) == (None, None, None), one.text
-            else:
-                assert measured(one) == pytest.approx(measured(other), rel=1e-9, abs=1e-12)
-        # A variant, or a study of which pieces are still to come, need not have all that the
-        # headlines are of; one whose time ended before its needles has no numbers found.
-        expected = HEADLINES if findings.tables else VARIED if findings.trials else VARIED[:1]
-        assert {one.text for one in stored} >= set(expected), name
+STUDIES = [
+    pytest.param(path.parent.name, marks=() if path.parent.name == QUICK else pytest.mark.slow)
+    for path in sorted(RECORDS.glob("*/study.json"))
+]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_the_verdicts_are_those_of_the_claims_on_the_records(name):
+    findings = read_findings(RECORDS / name)
+    stored = findings.comparisons
+    judged = judge(findings, stored[0].provenance)
+    assert [words(one) for one in judged] == [words(one) for one in stored]
+    for one, other in zip(judged, stored, strict=True):
+        if one.effect is None:
+            assert measured(other) == (None, None, None), one.text
+        else:
+            assert measured(one) == pytest.approx(measured(other), rel=1e-9, abs=1e-12)
+    # A variant, or a study of which parts are still to come, need not have all that the
+    # headlines are of; one whose time ended before its needles has no retrieval accuracy.
+    expected = HEADLINES if findings.tables else VARIED if findings.trials else VARIED[:1]
+    assert {one.text for one in stored} >= set(expected)
 
 
 def words(one):
@@ -98,7 +141,7 @@ def measured(one):
 
 
 def test_factors_applied_at_test_time_are_told_as_recorded():
-    record = json.loads((ROOT / "results" / "factors-at-162m.json").read_text())
+    record = json.loads((RECORDS / "factors-at-162m.json").read_text())
     first, *others = record["rows"]
     told = (ROOT / "docs" / "results.md").read_text()
     for row in others:
@@ -111,16 +154,16 @@ def test_factors_applied_at_test_time_are_told_as_recorded():
     assert f"| | {' | '.join(first['losses'])} |" in told
 
 
-def test_a_number_that_is_changed_by_hand_is_noticed(results):
-    text = (ROOT / "README.md").read_text()
-    _, _, table = text.partition("<!-- results: headlines -->")
-    forged = text.replace(table, table.replace("[-0.", "[-9.", 1))
+def test_a_number_that_is_changed_by_hand_is_noticed(quick):
+    made = tables({QUICK: quick})
+    text = f"<!-- results: headlines -->\n{made['headlines']}\n<!-- end of results -->"
+    forged = text.replace("[-0.", "[-9.", 1)
     assert forged != text
-    assert written(forged, tables(results)) == text
+    assert written(forged, made) == text
 
 
-def test_what_no_commit_holds_makes_no_headline(results):
-    findings = results["2026-11-15_quick"]
+def test_what_no_commit_holds_makes_no_headline(quick):
+    findings = quick
     _, here = findings.provenances[0]
 
     def titled(commit):
@@ -130,9 +173,9 @@ def test_what_no_commit_holds_makes_no_headline(results):
     assert titled("0123456789ab") and not titled("0123456789ab+")
 
 
-def test_the_first_values_of_p_n_can_be_left_out(results):
+def test_the_first_values_of_p_n_can_be_left_out(quick):
     bent = [1.0, 3.0, 2.5, *(0.1 * np.log(np.arange(4, 129)))]
-    one = results["2026-11-15_quick"]
+    one = quick
     header, _, *rows = probe(dataclasses.replace(one, tables={0: bent})).splitlines()
     assert "log n" in header
     from_2, from_8, from_32 = (row.strip("| ").split(" | ") for row in rows)
@@ -142,8 +185,8 @@ def test_the_first_values_of_p_n_can_be_left_out(results):
     assert probe(dataclasses.replace(one, tables={})) == "Not measured yet."
 
 
-def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
-    one = results["2026-11-15_quick"]
+def test_a_head_fades_that_loses_half_of_its_largest_weight(quick):
+    one = quick
     (replica, record), *_ = one.sharpness["a"].items()
     there = record.num_keys.index(one.train_length)
     weights = np.ones((1, 4, len(record.num_keys)))
@@ -157,8 +200,8 @@ def test_a_head_fades_that_loses_half_of_its_largest_weight(results):
     assert row["heads that lose sharpness by n = 128"] == "0.000"
 
 
-def test_a_loss_is_split_where_positions_give_out(results):
-    one = results["2026-11-15_quick"]
+def test_a_loss_is_split_where_positions_give_out(quick):
+    one = quick
     (replica, record), *_ = one.position_losses["a"].items()
     shifted = np.array(record.mean)
     shifted[32:64] -= 0.1
@@ -170,11 +213,11 @@ def test_a_loss_is_split_where_positions_give_out(results):
     header, _, row = told.splitlines()
     assert "32 to 64 | 64 to 181 | past 181" in header
     assert row == "| (b) SSMax | 1 | -0.100 | -0.100 | -0.200 | +0.300 |"
-    assert "no RoPE limit" in stretches(results["2026-11-15_quick-no-rotary"])
+    assert "no RoPE limit" in stretches(read_findings(RECORDS / f"{QUICK}-no-rotary"))
 
 
-def test_what_raising_theta_costs_is_told_run_by_run(results):
-    one = results["2026-11-15_quick"]
+def test_what_raising_theta_costs_is_told_run_by_run(quick):
+    one = quick
     (first, record), (second, _), *_ = one.position_losses["a"].items()
 
     def lifted(by):
@@ -193,6 +236,7 @@ def test_what_raising_theta_costs_is_told_run_by_run(results):
     assert row.endswith("| 181 | +0.200 (+0.100 to +0.300) | - | - | - | - |")
 
 
+@pytest.mark.slow
 def test_the_bases_of_theta_to_choose_from_are_as_measured(results):
     _, _, table = (ROOT / "docs/long-contexts.md").read_text().partition("| theta in training |")
     rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:5]]
@@ -214,8 +258,8 @@ def test_the_bases_of_theta_to_choose_from_are_as_measured(results):
         assert [price.split()[0] for price in prices] == [f"{float(x):.2f}" for x in measured]
 
 
-def test_a_mean_over_fewer_runs_than_the_row_says_so(results):
-    one = results["2026-11-15_quick"]
+def test_a_mean_over_fewer_runs_than_the_row_says_so(quick):
+    one = quick
     _, *rest = one.trials["a"]
     fewer = {**one.trials, "a": {replica: one.trials["a"][replica] for replica in rest}}
     row = numbers(dataclasses.replace(one, trials=fewer)).splitlines()[2].split(" | ")
@@ -228,8 +272,8 @@ def test_a_table_that_does_not_exist_is_named():
         written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
 
 
-def test_the_figure_of_the_variants_is_drawn_of_one_preset(results):
-    committed = next(one for name, one in sorted(results.items()) if name.endswith("_quick"))
+def test_the_figure_of_the_variants_is_drawn_of_one_preset(quick):
+    committed = quick
     assert variants_figure({"quick": committed}, "quick") is None
     small, changed = (
         dataclasses.replace(committed, study={**committed.study, "preset": preset})
@@ -249,15 +293,20 @@ def test_the_figure_of_the_variants_is_drawn_of_one_preset(results):
     assert f"{means[look('b').colour]:.3f}" == row.split("|")[5].split()[0]
 
 
-def test_results_hold_records_and_no_weights():
-    files = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
-    assert not [path for path in files if path.suffix in (".safetensors", ".pt", ".bin")]
-    pages = {path.parent for path in files if path.name == "report.html"}
-    assert pages == {path.parent for path in files if path.name == "study.json"}
+def test_results_hold_records_alone_and_few_bytes():
+    files = [path for path in RECORDS.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".jsonl", ".xz"}
+    assert sum(path.stat().st_size for path in files) < 12_000_000
+
+
+def test_parts_in_results_can_be_merged(tmp_path):
+    """Another part of a study may be made one day: its settings are still understood."""
+    archives = sorted((RECORDS / f"{QUICK}-windows" / "parts").iterdir())
+    assert len(merge(archives, tmp_path)) == len(archives) == 2
 
 
 def test_no_record_tells_of_the_machine_that_it_was_made_on():
-    for study in (ROOT / "results").glob("*/study.json"):
+    for study in RECORDS.glob("*/study.json"):
         values = json.loads(study.read_text())
         # The oldest tell of neither.
         told = [values.get("data", ""), values.get("test", ""), *values.get("commands", [])]

@@ -337,17 +337,17 @@ def test_a_run_goes_on_where_it_was_told_to_run(prepared, tmp_path, monkeypatch,
     assert cli.run(told[1:]) == 0
 
 
-def test_a_run_goes_on_only_as_what_it_began_as(prepared, tmp_path, monkeypatch, capsys):
+def test_a_run_resumes_only_as_what_it_began_as(prepared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     begun = ["pretrain", "--data", str(prepared / "tokens"), "--name", "x", *TINY]
     assert cli.run([*begun, "--config", "a", "--set", "model.rule=ssmax"]) == 0
     resumed = ["pretrain", "--name", "x", "--resume"]
     capsys.readouterr()
     for typed, message in (
-        (["--config", "a"], "runs/x began under the rule 'ssmax', not 'softmax'; resume without"),
-        (["--config", "f"], "began under the rule 'ssmax', not 'softmax' then 'ssmax'"),
+        (["--config", "a"], "model.rule cannot change"),
+        (["--config", "f"], "model.rule cannot change"),
         (["--config", "z"], "config must be one of"),
-        (["--preset", "small"], "runs/x began under the preset 'quick', not 'small'"),
+        (["--preset", "small"], "run.recipe cannot change"),
     ):
         assert cli.run([*resumed, *typed]) == 2
         assert message in capsys.readouterr().err

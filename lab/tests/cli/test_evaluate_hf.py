@@ -8,8 +8,10 @@ import pytest
 import torch
 import transformers
 
+import ssmax.cli
 import ssmax.hf
 from ssmax_lab import cli
+from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness, read_jsonl
 
 KINDS = {
@@ -115,13 +117,13 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     letters = [chr(code) for code in range(32, 127)]
     save_tokenizer("base", letters=letters)
     firsts = []
-    losses = ssmax.hf.HFCausalLM.losses
+    losses = HFCausalLM.losses
 
     def watched(self, tokens):
         firsts.extend(tokens[:, 0].tolist())
         return losses(self, tokens)
 
-    monkeypatch.setattr(ssmax.hf.HFCausalLM, "losses", watched)
+    monkeypatch.setattr(HFCausalLM, "losses", watched)
     prepare = "data prepare texts own --tokenizer base --validation-fraction 0"
     assert cli.run(prepare.split()) == 0
     typed = "evaluate position-loss --hf base --length 100 --documents 2"
@@ -131,7 +133,7 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     assert cli.run([*typed.split(), "--data", "tokens/train"]) == 2
     assert "are those of 'bytes', not of the model" in capsys.readouterr().err
     # Beside it another model must read the same tokens; what ssmax convert writes does.
-    assert cli.run(["convert", "base", "converted"]) == 0
+    assert ssmax.cli.run(["convert", "base", "converted"]) == 0
     both = [*typed.split(), "--data", "own/train", "--hf"]
     assert cli.run([*both, "converted"]) == 0
     save_tokenizer("same", letters=letters[:-1])
@@ -185,7 +187,7 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
         ("sharpness --hf base --data tokens/train", "gives no tokenizer.json"),
         (
             "sharpness --hf nowhere --data tokens",
-            "'nowhere' is no folder, and as a name",
+            "there is no folder 'nowhere'",
         ),
         ("sharpness --hf ./nowhere --data tokens", "there is no such folder"),
         ("sharpness --hf adapter --data tokens", "adapter holds an adapter"),
@@ -194,7 +196,7 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
             "encoder holds a BertForMaskedLM, which is no causal",
         ),
         ("sharpness --hf base --hf seq2seq --data tokens", "which is no causal language model"),
-        ("sharpness --hf nowhere --tokenizer bytes --data tokens", "cannot be loaded"),
+        ("sharpness --hf nowhere --tokenizer bytes --data tokens", "there is no folder"),
         ("sharpness --hf base --tokenizer gpt2 --data tokens", "the model 300"),
         ("sharpness --hf base --tokenizer bytes --data nowhere", "no prepared tokens"),
         ("sharpness --hf base --adapter texts --tokenizer bytes --data tokens/train", "no adapter"),

@@ -2,12 +2,16 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 import transformers
 from small_native import native
 
+import ssmax.cli
 import ssmax.hf
 from ssmax_lab import cli
 from ssmax_lab.data.tokenizer import load_tokenizer
@@ -62,3 +66,42 @@ def test_what_llama_has_not_is_refused(changes, run, tmp_path, capsys):
     assert cli.run(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert f"{name}=" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_that_it_names_brings_it_to_engines(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run()
+    assert cli.run(["export", "run", "hf"]) == 0
+    then = capsys.readouterr().out.strip().split("; for engines: ")[1]
+    assert then == "ssmax export hf OUT --to ministral"
+    assert ssmax.cli.run([*then.split()[1:], "--check-tokens", "50"]) == 0
+    assert "100.00% of choices the same" in capsys.readouterr().out
+
+
+STOPPED = """
+import signal, sys, time
+from ssmax_lab import cli
+import transformers
+
+def save_pretrained(*_, **__):
+    print("is written", flush=True)
+    time.sleep(600)
+
+# Whoever runs the tests may ignore it, as nohup does.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+transformers.LlamaForCausalLM.save_pretrained = save_pretrained
+sys.exit(cli.run("export tiny-b y".split()))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_stopped_leaves_nothing(tmp_path, number):
+    command = [sys.executable, "-c", STOPPED]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line == "is written\n" for line in process.stdout)
+        assert [path.name for path in tmp_path.iterdir()] == [".y.partial"]
+        process.send_signal(number)
+    assert process.returncode == 128 + number
+    assert not list(tmp_path.iterdir())

@@ -73,8 +73,8 @@ class Machine:
                     del self.running[name]
                     self.done.add(name)
                     self.forecast.learn(name, taken)
-                elif jobs[name].kind in ("pretrain", "finetune"):
-                    progress.tell(taken / self.needs(name))
+                else:
+                    progress.update(taken / self.needs(name))
 
     def told(self):
         return self.forecast.seconds(self.left(), self.running)
@@ -127,7 +127,7 @@ def test_it_does_not_count_down_below_the_unstarted_when_a_job_hangs(forecast, c
     running = {"pretrain-a-0": training}
     for share in (0.01, 0.02):
         clock[0] += 5
-        training.tell(share)
+        training.update(share)
     forecast.seconds(names(forecast), running)
     clock[0] += 10_000_000
     rest = [job for job in forecast.jobs.values() if job.name != "pretrain-a-0"]
@@ -190,7 +190,7 @@ def test_jobs_of_earlier_commands_are_measured_too(clock):
     training = Progress()
     for seconds, share in ((0, 0.0), (6 * study.seconds["pretrain"] / 10, 0.1)):
         clock[0] += seconds
-        training.tell(share)
+        training.update(share)
     started = {"pretrain-b-0": training}
     measurements = left - started.keys()
     last = makespan(study, [job for job in jobs if job.name in measurements], 2)
@@ -205,9 +205,9 @@ def test_a_job_that_goes_on_is_counted_from_where_it_is(clock):
     whole, training = makespan(study, jobs, 1), study.seconds["pretrain"]
     assert forecast.seconds(names(forecast), {}) == pytest.approx(whole - 0.9 * training)
     progress = Progress(0.9)
-    progress.tell(0.5)
+    progress.update(0.5)
     clock[0] += 0.1 * training
-    progress.tell(0.6)
+    progress.update(0.6)
     to_go = forecast.seconds(names(forecast), {"pretrain-a-0": progress})
     assert to_go == pytest.approx(whole - 0.6 * training)
 
@@ -229,7 +229,7 @@ def test_between_two_forecasts_the_clock_goes_on(forecast, clock):
     running = {"pretrain-a-0": training}
     for share in (0.0, 0.5):
         clock[0] += 100
-        training.tell(share)
+        training.update(share)
     first = forecast.seconds(names(forecast), running)
     clock[0] += 0.5 * SECONDS_BETWEEN_FORECASTS
     to_go = forecast.seconds(names(forecast), running)

@@ -25,12 +25,20 @@ from ssmax_lab.train import configured
 from ssmax_lab.train.checkpoint import checkpoint_folder
 
 
-def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd):
+def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):
+    caplog.set_level("INFO", "ssmax_lab")
     folder = tmp_path / "a study"
     done = reproduce(tiny, folder, configurations=["a", "b", "e", "f", "probe"], seeds=1, workers=2)
-    out = capfd.readouterr().out
     assert done.is_whole and not done.failed
-    assert "done  needle-e-0" in out and "left" in out
+    assert "done  needle-e-0" in caplog.text and " left  [" in caplog.text
+    # Every kind of job says how much of it is done, up to all of it.
+    for job in ("pretrain-b-0", "finetune-b-0", "loss-b-0", "needle-b-0"):
+        log = (folder / "logs" / f"{job}.log").read_text()
+        shares = [
+            int(at.replace(",", "")) / int(of.replace(",", ""))
+            for at, of in re.findall(r"^\w+ ([\d,]+)/([\d,]+)", log, re.MULTILINE)
+        ]
+        assert shares == sorted(shares) and shares[-1] == 1.0, job
     assert {one.claim for one in done.comparisons} == {f"C{number}" for number in range(1, 9)}
     assert done.page == folder / "report.html" and done.page.stat().st_size > 10_000
     for number in range(1, 9):
@@ -184,7 +192,10 @@ def test_a_verdict_that_moves_is_new_and_last_digits_do_not_move_it(tiny, tmp_pa
     assert [commit == "another" for commit in commits] == [False, True, *[False] * len(others)]
 
 
-def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, capfd, monkeypatch):
+def test_a_job_that_fails_is_named_and_the_rest_is_done(
+    tiny, tokens, tmp_path, caplog, monkeypatch
+):
+    caplog.set_level("INFO", "ssmax_lab")
     real = reproduction.worker_command
 
     def broken(folder, job, **options):
@@ -197,8 +208,8 @@ def test_a_job_that_fails_is_named_and_the_rest_is_done(tiny, tokens, tmp_path, 
         tiny, tmp_path / "s", configurations=["a", "b"], seeds=1, figures=[5], data=tokens
     )
     assert done.failed == {"pretrain-b-0": "no such luck"} and not done.is_whole
-    out = capfd.readouterr().out
-    assert "FAILED  pretrain-b-0: no such luck" in out and "done  loss-a-0" in out
+    assert "FAILED  pretrain-b-0: no such luck" in caplog.text
+    assert "done  loss-a-0" in caplog.text
     assert done.page is not None
 
 
@@ -227,16 +238,18 @@ def test_text_without_a_side_to_measure_on_is_refused_before_anything_is_trained
 SCHEDULER = """
 import sys
 from pathlib import Path
+from ssmax._progress import logging_to_terminal
 from ssmax_lab.study.reproduction import read_study, reproduce
 folder, data = map(Path, sys.argv[1:])
 study, _ = read_study(folder)
-done = reproduce(study, folder, configurations=["a"], seeds=1, figures=[4], data=data)
+with logging_to_terminal(sys.stdout):
+    done = reproduce(study, folder, configurations=["a"], seeds=1, figures=[4], data=data)
 sys.exit({None: 0, "signal": 130}[done.stopped_by])
 """
 
 
 @pytest.fixture
-def conducted(tiny, tokens, tmp_path):
+def scheduled(tiny, tokens, tmp_path):
     """A study whose training has begun and does not end, its folder and its process."""
     study = dataclasses.replace(
         tiny, pretraining=tiny.pretraining.with_overrides({"run.steps": 10**6})
@@ -265,9 +278,9 @@ def until(is_so, seconds=60):
         time.sleep(0.05)
 
 
-def test_stopped_in_the_middle_its_training_is_saved(conducted):
+def test_stopped_in_the_middle_its_training_is_saved(scheduled):
     """SIGINT to the scheduler alone, as a terminal gives it."""
-    study, folder, process = conducted
+    study, folder, process = scheduled
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "what runs is saved first" in out
@@ -279,8 +292,8 @@ def test_stopped_in_the_middle_its_training_is_saved(conducted):
     assert known == study and "pretrain-a-0" in jobs
 
 
-def test_workers_go_when_the_conductor_is_killed(conducted):
-    _, folder, process = conducted
+def test_workers_go_when_the_scheduler_is_killed(scheduled):
+    _, folder, process = scheduled
     process.kill()
     log = folder / "logs" / "pretrain-a-0.log"
     until(lambda: "stopped by SIGTERM" in log.read_text())

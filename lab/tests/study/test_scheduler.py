@@ -18,7 +18,7 @@ from ssmax_lab.study.scheduler import Scheduler, why_failed
         (signal.SIGSEGV, "killed by SIGSEGV"),
     ],
 )
-def test_a_worker_that_was_killed_is_told_by_its_signal(tiny, tmp_path, capfd, number, told):
+def test_a_worker_that_was_killed_is_told_by_its_signal(tiny, tmp_path, caplog, number, told):
     """Its last line says only how far it was."""
     code = f"import os; print('step 10/150', flush=True); os.kill(os.getpid(), {int(number)})"
     jobs = [job for job in plan(tiny, configurations=["a"], seeds=1) if job.kind == "data"]
@@ -31,7 +31,7 @@ def test_a_worker_that_was_killed_is_told_by_its_signal(tiny, tmp_path, capfd, n
     )
     scheduler.run()
     assert scheduler.failed == {"data": told}
-    assert f"FAILED  data: {told}; all of it in" in capfd.readouterr().out
+    assert f"FAILED  data: {told}; all of it in" in caplog.text
 
 
 def test_jobs_go_on_while_records_are_kept(tiny, tmp_path):

@@ -19,5 +19,5 @@ def require(module: str, *, install: str, purpose: str) -> ModuleType:
 
 
 def how_to(install: str) -> str:
-    """The command that installs a requirement, as ssmax[hf] or ssmax-lab."""
+    """Make the command that installs a requirement, as ssmax[hf] or ssmax-lab."""
     return f"pip install '{install}', or `make install` in a checkout"

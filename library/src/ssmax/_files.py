@@ -38,7 +38,8 @@ def check_folder(folder: Path) -> None:
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a path where something is that would be lost."""
+    """Refuse a path where something is that would be lost, or where no folder can be."""
+    check_folder(folder.parent)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is not an empty folder; give another one")
 
@@ -88,10 +89,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder to fill that takes the place of an empty one, or of none, once it is full.
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Make a folder to fill that takes its place once it is full; what is there must be empty.
 
-    Nothing of it is left behind by an error, nor by SIGTERM or SIGHUP.
+    Or it is replaced. Nothing is left behind by an error, nor by SIGTERM or SIGHUP.
     """
     # Also where it is "." or a link.
     folder = folder.resolve()
@@ -103,7 +104,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             partial.mkdir()
         try:
             yield partial
-            if folder.exists():
+            if replace:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif folder.exists():
                 folder.rmdir()
             partial.rename(folder)
         finally:

@@ -1,4 +1,4 @@
-"""Packages whose names are loaded on first use."""
+"""Load the names of a package on first use."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 def door(
     package: str, home_of: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: each name from its module in there.
+    """Make `__getattr__` and `__dir__` of a package: each name from its module in there.
 
     A name whose home is "" is a module itself.
     """

@@ -1,4 +1,4 @@
-"""What a caller can mend, told apart from what only we can."""
+"""Errors: those that a caller can mend, and those that only we can."""
 
 
 class UsageError(ValueError):

@@ -29,12 +29,13 @@ def source(tmp_path):
     return folder
 
 
-def test_a_model_is_exported_and_checked_on_real_text(source, tmp_path, capsys):
+def test_a_model_is_exported_with_progress_and_checked_on_real_text(source, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["export", str(source), str(out), "--to", "gguf", "--check-tokens", "700"]
     assert cli.run(arguments) == 0
-    said = capsys.readouterr().out
-    assert "100.00% of choices the same" in said
+    said, logged = capsys.readouterr()
+    assert "100.00% of choices the same" in said and "checked" not in said
+    assert "checked token 700/700" in logged
     assert {path.name for path in out.iterdir()} == {"README.md", "model.gguf", "tokenizer.json"}
     assert cli.run(arguments) == 2
     assert "not an empty folder" in capsys.readouterr().err
@@ -101,6 +102,28 @@ def test_the_tokenizer_is_exported_byte_for_byte(source, tmp_path):
     typed = ["export", str(source), str(tmp_path / "out"), "--to", "gguf", "--check-tokens", "20"]
     assert cli.run(typed) == 0
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == definition
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "at least 2 tokens to compare on"), (b"\xff\xfe\x00", "is not UTF-8")],
+)
+def test_text_that_is_none_is_one_line(source, tmp_path, capsys, content, message):
+    (tmp_path / "text").write_bytes(content)
+    typed = ["export", str(source), str(tmp_path / "out"), "--to", "hf"]
+    capsys.readouterr()
+    assert cli.run([*typed, "--text", str(tmp_path / "text")]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_the_laboratory_is_told_what_makes_a_folder_of_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"model": {}, "run": {}}')
+    assert cli.run(["export", "run", "out", "--to", "hf"]) == 2
+    assert "ssmax-lab export run OUT" in capsys.readouterr().err
 
 
 def test_a_free_bias_is_one_line_and_fit_tells_its_cost(tmp_path, capsys):

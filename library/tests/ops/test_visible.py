@@ -101,7 +101,7 @@ def test_an_additive_mask_hides_with_minus_infinity_or_the_lowest_number(hidden)
 @given(st.randoms(use_true_random=False))
 def test_n_is_the_count_of_the_mask(rng: random.Random):
     case = random_case(rng, dtype=torch.float64)
-    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.visibility)
+    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.mask_options)
     expected = case.mask()
     counted = spec.count()
     counted = counted if counted.dim() == 3 else counted.unsqueeze(-2)
@@ -109,7 +109,7 @@ def test_n_is_the_count_of_the_mask(rng: random.Random):
     assert torch.equal(spec.visible_mask().expand(expected.shape), expected)
     if "attn_mask" not in case.options:
         assert torch.equal(
-            visible_keys(case.q.shape[2], case.k.shape[2], **case.visibility)
+            visible_keys(case.q.shape[2], case.k.shape[2], **case.mask_options)
             .reshape(-1, 1, case.q.shape[2])
             .expand(expected.shape[:3]),
             expected.sum(-1).clamp_min(1),
@@ -120,7 +120,7 @@ def test_n_is_the_count_of_the_mask(rng: random.Random):
 @given(st.randoms(use_true_random=False))
 def test_a_key_span_holds_all_that_its_queries_see(rng: random.Random):
     case = random_case(rng, dtype=torch.float64)
-    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.visibility)
+    spec = mask_spec(case.q.shape[2], case.k.shape[2], **case.mask_options)
     start = rng.randrange(case.q.shape[2])
     rows = (start, rng.randint(start + 1, case.q.shape[2]))
     mask = case.mask()[:, :, slice(*rows)]

@@ -291,7 +291,7 @@ def _position_loss(
 
 def _needle(
     here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
-    as_json: bool, **options: int,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     import numpy as np
 
@@ -315,7 +315,7 @@ def _needle(
 
 def _needle_score(
     here: "Measurement", *, length: int | None, depth: float | None, trials: int,
-    digits: int | None, as_json: bool, **options: int,
+    digits: int | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     import numpy as np
 
@@ -354,7 +354,12 @@ def _all(
     here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
     digits: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    needles = {"trials": trials, "digits": _digits(here, digits), "batch": 1, "seed": seed}
+    needles: dict[str, Any] = {
+        "trials": trials,
+        "digits": _digits(here, digits),
+        "batch": 1,
+        "seed": seed,
+    }
     _position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
     _sharpness(here, length=length, documents=documents, as_json=as_json)
     _needle(here, length=[length], depths=depths, as_json=as_json, **needles)

@@ -38,7 +38,7 @@ def measure_needle_scores(
     device: torch.device | str = "cpu",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> list[NeedleScore]:
-    """The score of every head in every trial, and what the model then said.
+    """Measure the score of every head in every trial, and what the model then said.
 
     `depth` None draws one for each trial, `needle` None a city and a number.
     """
@@ -102,7 +102,7 @@ def attention_on_needles(
 def top_heads(
     scores_LH: Sequence[Sequence[float]], count: int = 25
 ) -> list[tuple[int, int, float]]:
-    """The heads with the largest scores: layer, head, score."""
+    """Find the heads with the largest scores: layer, head, score."""
     flat = [
         (layer, head, score)
         for layer, row in enumerate(scores_LH)

@@ -133,8 +133,8 @@ def save_as_llama(
 
     `tokenizer` is the content of a tokenizer.json, `end` the token that ends a text and its name.
     """
-    llama: Any = as_llama(model, end=None if end is None else end[0])
     with whole_folder(folder) as partial:
+        llama: Any = as_llama(model, end=None if end is None else end[0])
         llama.save_pretrained(partial)
         if tokenizer is None:
             return

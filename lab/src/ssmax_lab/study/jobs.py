@@ -4,7 +4,7 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def _switch_step(study: Study) -> int:
 
 
 def _kept_step(study: Study, job: Job) -> int | None:
-    """The step of a pretraining whose checkpoint stays for another: (f) begins in (a)."""
+    """Return the step whose checkpoint stays for another pretraining: (f) begins in (a)."""
     return _switch_step(study) if job.configuration == "a" else None
 
 
@@ -178,7 +178,7 @@ def _measure_losses(study: Study, by_file: Mapping[str, Measurement]) -> None:
 
 def _measure_needles(study: Study, here: Measurement, seed: int) -> None:
     city, number = PAPERS_NEEDLE
-    options = {"digits": study.digits, "seed": seed, "batch": study.batch}
+    options: dict[str, Any] = {"digits": study.digits, "seed": seed, "batch": study.batch}
     # A prompt is read for its weights, and for its answer.
     score, depths = 2 * study.score_length, study.needle_depths
     count = Count(

@@ -44,18 +44,18 @@ _PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job is, as it tells itself, and at what pace."""
+    """How far a job is, by its own report, and at what pace."""
 
     share: float = 0.0
-    """Of its work; before it tells, what an earlier command did."""
+    """Of its work; before its first report, what an earlier command did."""
     started: float = field(default_factory=lambda: time.monotonic())
     first: tuple[float, float] | None = None
-    """When it first told its share, and which."""
+    """When it first reported its share, and which."""
     last: tuple[float, float] | None = None
     """When its share last changed, and to what."""
 
-    def tell(self, share: float) -> None:
-        """Take what it says now."""
+    def update(self, share: float) -> None:
+        """Take the share that it reports now."""
         if self.first is None or share < self.share:
             self.first = self.last = (time.monotonic(), share)
         elif share > self.share:
@@ -98,8 +98,8 @@ class Running:
     said_before: int = 0
     """Bytes of the log that an earlier command left."""
     words: str = "starting"
-    is_told: bool = False
-    """It knows that it has to stop."""
+    is_terminated: bool = False
+    """It was asked to stop."""
 
     def look(self) -> None:
         """Read how far it is, from the end of its log."""
@@ -110,7 +110,7 @@ class Running:
             return
         self.words, done, total = found[-1]
         share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
-        self.progress.tell(max(0.0, share - self.begins_at) / (1.0 - self.begins_at))
+        self.progress.update(max(0.0, share - self.begins_at) / (1.0 - self.begins_at))
 
     @property
     def is_ending(self) -> bool:
@@ -187,7 +187,7 @@ class Forecast:
     def _planned(
         self, left: set[str], running: Mapping[str, Progress]
     ) -> tuple[float, float, bool]:
-        """Seconds to go, those of what has not been started, and whether anything is measured."""
+        """Estimate seconds to go, those of what has not started, and whether any are measured."""
         ratios, is_measured = self._ratios(running)
         is_measured = is_measured or self.is_known_before
         whole = {name: self.weights[name] * ratios[self.jobs[name].kind] for name in left}
@@ -202,21 +202,24 @@ class Forecast:
         return max(floor, seconds), floor, is_measured
 
     def _ratios(self, running: Mapping[str, Progress]) -> tuple[dict[Kind, float], bool]:
-        """What each kind takes, over what the preset expects of it; whether any was measured."""
+        """Estimate what each kind takes, over what the preset expects; whether any was measured."""
         found: dict[Kind, list[float]] = {
             kind: ratios[-RECENT:] for kind, ratios in self.ended.items()
         }
         for name, one in running.items():
             if one.whole is not None:
                 found.setdefault(self.jobs[name].kind, []).append(one.whole / self.weights[name])
-        measured = {kind: statistics.median(ratios) for kind, ratios in found.items()}
+        measured: dict[Kind, float] = {
+            kind: statistics.median(ratios) for kind, ratios in found.items()
+        }
         # How long a text takes depends on the text, and tells nothing of the others.
-        known, seconds = measured.keys() - {"data"}, self.study.seconds
+        known: list[Kind] = [kind for kind in measured if kind != "data"]
+        seconds = self.study.seconds
         slower = 1.0
         if known:
             took = sum(measured[kind] * seconds[kind] for kind in known)
             slower = took / sum(self.before[kind] * seconds[kind] for kind in known)
-        ratios = {
+        ratios: dict[Kind, float] = {
             kind: measured.get(kind, self.before[kind] * (1.0 if kind == "data" else slower))
             for kind in KINDS
         }
@@ -292,7 +295,7 @@ class Scheduler:
                     self.is_stopping, self.stopped_by = True, "clock"
                     logger.info("the time is used: what runs is saved first")
                 if self.is_stopping:
-                    self._tell(running)
+                    self._terminate(running)
                 for one in [one for one in running if one.process.poll() is not None]:
                     running.remove(one)
                     self._ended(one)
@@ -340,7 +343,7 @@ class Scheduler:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
-                # Ctrl-C is for the scheduler, who tells the others.
+                # Ctrl-C is for the scheduler, which stops the others.
                 start_new_session=True,
             )
         begun = self.begun.get(job.name, 0.0)
@@ -378,7 +381,7 @@ class Scheduler:
         log_progress(logger, "job", done, len(self.jobs), f"{share:.0%}  {time_left}  {words}")
 
     def _left(self) -> set[str]:
-        """What will still be done: not what has failed, nor what needs that."""
+        """List what will still be done: not what has failed, nor what needs that."""
         lost = set(self.failed)
         for job in self.jobs:
             if lost.intersection(job.needs):
@@ -391,11 +394,11 @@ class Scheduler:
         self.is_stopping, self.stopped_by = True, "signal"
         logger.info("stopping: what runs is saved first; once more to stop at once")
 
-    def _tell(self, running: Sequence[Running]) -> None:
+    def _terminate(self, running: Sequence[Running]) -> None:
         for one in running:
-            if not one.is_told:
+            if not one.is_terminated:
                 one.process.terminate()
-                one.is_told = True
+                one.is_terminated = True
 
 
 def why_failed(code: int, log: Path) -> str:

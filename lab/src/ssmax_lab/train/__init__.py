@@ -36,21 +36,6 @@ _HOME_OF = {
     "train": "loop",
 }
 
-__all__ = [
-    "PRETRAINING",
-    "Outcome",
-    "TrainConfig",
-    "configured",
-    "finetune",
-    "finetune_converted",
-    "init_distributed",
-    "load_run_model",
-    "load_run_tokenizer",
-    "pretrain",
-    "read_run_config",
-    "train",
-]
-
-
 if not TYPE_CHECKING:
     __getattr__, __dir__ = door(__name__, _HOME_OF)
+    __all__ = sorted(_HOME_OF)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -75,16 +74,6 @@ def _write_config(folder: Path, config: TrainConfig, ranks: "DistContext") -> No
         provenance = json.loads((folder / RUN_CONFIG).read_text()).get("provenance", provenance)
     values = {**config.to_dict(), "provenance": provenance}
     write_whole(folder / RUN_CONFIG, json.dumps(values, indent=2) + "\n")
-
-
-@contextmanager
-def model_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `folder/model` once it is whole."""
-    hidden, final = folder / f".{MODEL}.writing", folder / MODEL
-    shutil.rmtree(hidden, ignore_errors=True)
-    yield hidden
-    shutil.rmtree(final, ignore_errors=True)
-    hidden.rename(final)
 
 
 def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:

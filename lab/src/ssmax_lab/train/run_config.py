@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ssmax.errors import UsageError
-from ssmax.hf.sources import is_adapter
 from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
 from ssmax_lab.records import RUN_CONFIG
 from ssmax_lab.tiny import TINY
@@ -108,13 +107,3 @@ def check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) 
             f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
             "prepare the text with another tokenizer"
         )
-
-
-def check_folder_and_base(source: Path, base: str) -> None:
-    """Refuse what is no folder, an adapter without its base, and a whole model with one."""
-    if not source.is_dir():
-        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
-    if is_adapter(source) and not base:
-        raise UsageError(f"{source} holds an adapter; name the model it is for with --base")
-    if base and not is_adapter(source):
-        raise UsageError(f"{source} holds a whole model; --base is for adapters")

@@ -77,8 +77,8 @@ def _drawn(source: Path, length: int) -> list[int]:
 
     values: dict[str, Any] = json.loads((source / CONFIG).read_text())
     size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
-    if size is None:
-        raise UsageError(f"config.json must hold a vocab_size, that of {source} has none")
+    if not size:
+        raise UsageError(f"{source / CONFIG} must say vocab_size; give the folder of a whole model")
     return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 

@@ -80,7 +80,7 @@ cached = 0 to begin with; `attention_mask` (batch, cached + new) is 0 for paddin
 
 
 def text(exported: "Exported") -> str:
-    """What was folded, what is lost, how to load, how well it agrees."""
+    """Write what was folded, what is lost, how to load, and how well it agrees."""
     found = exported.agreement
     difference = f"{found.largest_difference:.2g} (largest logit {found.largest_logit:.3g})"
     kind = f"{exported.to}, {exported.weights}" if exported.to == "gguf" else exported.to

@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Two models on the same text."""
+    """How well two models agree on the same text."""
 
     tokens: int
     decoded: int
@@ -51,7 +51,7 @@ class Agreement:
 def compare(
     source: Session, exported: Session, tokens: Tensor, progress: Progress | None = None
 ) -> Agreement:
-    """Both on the tokens (1, T): all but the last few in chunks, those one by one."""
+    """Run both on the tokens (1, T): all but the last few in chunks, those one by one."""
     largest, logit = torch.zeros(()), 0.0
     same = done = 0
     losses = [0.0, 0.0]
@@ -80,7 +80,7 @@ def compare(
 
 
 def _pieces(tokens: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """What is fed at a time, and the tokens that follow its positions."""
+    """Split the tokens into what is fed at a time; yield each with the tokens that follow."""
     total = tokens.shape[1]
     first = total - min(DECODED, total - 1)
     # One token first: a graph may be held to the sizes that it was made with.

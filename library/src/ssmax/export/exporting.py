@@ -104,7 +104,7 @@ def export(
 
 
 def read_tokenizer(folder: Path) -> str | None:
-    """The content of a folder's tokenizer.json."""
+    """Read a folder's tokenizer.json, if it has one."""
     path = folder / TOKENIZER
     return path.read_bytes().decode() if path.is_file() else None
 
@@ -179,7 +179,7 @@ def _open_ministral(folder: Path) -> sessions.Session:
 
 
 def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
-    """The weights as they were stored, in the architecture that llama.cpp calls mistral3."""
+    """Load the weights as they were stored into the architecture that llama.cpp calls mistral3."""
     weights = gguf_file.read_weights(path, folded.config)
     stored = dataclasses.replace(folded, weights=weights)
     return sessions.session(as_ministral(stored, context=context))

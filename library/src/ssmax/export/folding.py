@@ -60,7 +60,7 @@ class Folded:
 
 
 def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
-    """s and b into W_q; a bias that cannot go there is refused, or fitted away where asked."""
+    """Fold s and b into W_q; a bias that cannot go there is an error unless `fit` gives it up."""
     s_LH, b_LH = form.s_LH, form.b_LH
     lead = b_LH.abs().argmax()
     ratio = (s_LH.flatten()[lead] / b_LH.flatten()[lead]).item()
@@ -92,13 +92,13 @@ def fold(form: LlamaForm, *, fit: bool = False) -> Folded:
 
 
 def nearest_without_bias(s_LH: Tensor, b_LH: Tensor, length: int) -> Tensor:
-    """The s whose s log n is nearest to s log n + b in the squared mean over n = 1..length."""
+    """Find the s whose s log n is nearest to s log n + b in the squared mean over n = 1..length."""
     log_n = torch.arange(1, length + 1, dtype=torch.float64).log()
     return s_LH + b_LH * (log_n.sum() / log_n.square().sum())
 
 
 def llama_form(model: Any) -> LlamaForm:
-    """A converted model in Llama's layout, or the reason why it has none."""
+    """Bring a converted model into Llama's layout; raise with the reason where it has none."""
     record = must_be_converted(model)
     kind = type(model).__name__
     config = model.config

@@ -20,7 +20,7 @@ _PEFT = "adapter_config.json"
 
 
 def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
-    """Refuse a form that there is none of, options that it cannot take, and a filled folder."""
+    """Raise on an unknown form, on options that it cannot take, and on a filled folder."""
     if to not in FORMS:
         raise UsageError(f"to must be one of {', '.join(FORMS)}, got {to!r}")
     if weights not in GGUF_WEIGHTS:
@@ -35,7 +35,7 @@ def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
 
 
 def check_exportable(folder: Path) -> None:
-    """Refuse what is no folder of a Hugging Face model, weights unread."""
+    """Raise on what is no folder of a Hugging Face model, weights unread."""
     then = "save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
     loaded = f"(base, {str(folder)!r})"
     check_source(folder, of_an_adapter=f"ssmax.hf.load{loaded}.{then}")

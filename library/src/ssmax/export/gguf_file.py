@@ -37,7 +37,7 @@ def write_gguf(
     context: int,
     vocabulary: dict[str, Any] | None,
 ) -> None:
-    """Every matrix in the asked-for type but W_q, which stays float32: s / beta is too small."""
+    """Write every matrix in the chosen type but W_q, which stays float32: s / beta is too small."""
     gguf = require("gguf", install="ssmax[export]", purpose="the form gguf")
     types = gguf.GGMLQuantizationType
     chosen = {"float32": types.F32, "bfloat16": types.BF16, "q8_0": types.Q8_0}[weights]
@@ -63,7 +63,7 @@ def write_gguf(
 
 
 def read_weights(path: Path, config: dict[str, Any]) -> dict[str, Tensor]:
-    """The weights of a file in Llama's layout, float32 whatever they are stored in."""
+    """Read the weights of a file in Llama's layout, float32 whatever they are stored in."""
     gguf = require("gguf", install="ssmax[export]", purpose="reading GGUF")
     reader = gguf.GGUFReader(path)
     stored = {tensor.name: tensor for tensor in reader.tensors}
@@ -110,7 +110,7 @@ def _write_vocabulary(writer: Any, vocabulary: dict[str, Any] | None) -> None:
 
 
 def _reordered(name: str, tensor: Tensor, config: dict[str, Any], *, to_gguf: bool) -> Tensor:
-    """llama.cpp rotates neighbours, Llama's layout channels half a head apart."""
+    """Reorder channels: llama.cpp rotates neighbours, Llama's layout those half a head apart."""
     if "q_proj" not in name and "k_proj" not in name:
         return tensor
     pairs = (2, -1) if to_gguf else (-1, 2)
@@ -137,7 +137,7 @@ def _head_dim(config: dict[str, Any]) -> int:
 
 
 def _names(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Llama's name and llama.cpp's for every weight."""
+    """Pair Llama's name of every weight with llama.cpp's."""
     names = list(_OUTER.items())
     for layer in range(config["num_hidden_layers"]):
         names += [

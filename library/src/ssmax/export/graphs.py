@@ -44,7 +44,7 @@ class Graph(nn.Module):
         ]
 
     def empty_past(self, batch: int = 1) -> list[Tensor]:
-        """The cache before the first token."""
+        """Make the cache before the first token."""
         weight = next(self.parameters())
         return [
             torch.zeros(batch, heads, 0, width, dtype=weight.dtype, device=weight.device)
@@ -54,7 +54,7 @@ class Graph(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and the cache with the new tokens."""
+        """Compute the logits, and the cache with the new tokens."""
         from transformers import DynamicCache
 
         cache: Any = DynamicCache()
@@ -62,11 +62,11 @@ class Graph(nn.Module):
             cache.update(past[2 * layer], past[2 * layer + 1], layer)
         options: dict[str, Tensor] = {}
         if self.takes_positions:
-            place_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+            position_BS = (attention_mask.cumsum(-1) - 1).clamp_min(0)
             # Not a slice: torch would ask whether that is contiguous, and hold the graph to it.
             cached = past[0].shape[2]
-            new_T = torch.arange(cached, cached + input_ids.shape[1], device=place_BS.device)
-            options["position_ids"] = place_BS[:, new_T]
+            new_T = torch.arange(cached, cached + input_ids.shape[1], device=position_BS.device)
+            options["position_ids"] = position_BS[:, new_T]
         logits = self.model(
             input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True,
             **options,
@@ -75,7 +75,7 @@ class Graph(nn.Module):
 
 
 def check_causal(model: Any) -> None:
-    """Refuse what no form is for: all are loaded, and checked, as what continues a text."""
+    """Raise on a model that does not continue a text: every form is loaded and checked as one."""
     if model.config.is_encoder_decoder or not model.can_generate():
         raise UsageError(
             f"{type(model).__name__} is no causal language model, and no form takes another, such "
@@ -86,7 +86,7 @@ def check_causal(model: Any) -> None:
 
 
 def _check_cache(model: Any, cache: Any) -> None:
-    """Refuse what would be lost on the way: states of convolutions, of recurrences, of indexers."""
+    """Raise on a cache of other states: of convolutions, of recurrences, of indexers."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     kinds = {type(layer) for layer in getattr(cache, "layers", ())}
@@ -100,18 +100,18 @@ def _check_cache(model: Any, cache: Any) -> None:
 
 
 def graph_of(model: nn.Module) -> Graph:
-    """The graph of a converted model."""
+    """Make the graph of a converted model."""
     return Graph(model).eval()
 
 
 def write_program(graph: Graph, path: Path) -> None:
-    """A file for `torch.export.load`, which needs torch alone."""
+    """Write a file for `torch.export.load`, which needs torch alone."""
     with _quiet():
         torch.export.save(_program(graph), path)
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """A file for ONNX engines, its weights beside it."""
+    """Write a file for ONNX engines, its weights beside it."""
     for package in ("onnx", "onnxscript"):
         require(package, install="ssmax[export]", purpose="the form onnx")
     layers = range(len(graph.cache_shapes) // 2)
@@ -156,7 +156,7 @@ def _program(graph: Graph) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters warn of their own deprecated calls and of packages that are not needed."""
+    """Silence what the exporters say of their own deprecated calls and of packages not needed."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -15,7 +15,7 @@ _KEPT = (
 
 
 def as_ministral(folded: Folded, *, context: int) -> Any:
-    """The folded model, in Transformers' own class."""
+    """Build the folded model in Transformers' own class."""
     transformers = require("transformers", install="ssmax[hf]", purpose="the form ministral")
     rope = {
         "rope_type": "default",
@@ -35,7 +35,7 @@ def as_ministral(folded: Folded, *, context: int) -> Any:
 
 
 def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
-    """A model of Transformers with these weights, in their dtype."""
+    """Build a model of Transformers with these weights, in their dtype."""
     kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     dtype = weights["model.embed_tokens.weight"].dtype
     model = kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)

@@ -18,7 +18,7 @@ Run = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
 def session(model: Any) -> Session:
-    """Of a model of Transformers in memory."""
+    """Open a model of Transformers in memory."""
     from transformers import DynamicCache
 
     past = DynamicCache(config=model.config)
@@ -28,12 +28,12 @@ def session(model: Any) -> Session:
 
 
 def program_session(path: Path, empty_past: list[Tensor]) -> Session:
-    """Of a file of torch.export."""
+    """Open a file of torch.export."""
     return _carried(torch.export.load(path).module(), empty_past)
 
 
 def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
-    """Of an ONNX file, by onnxruntime."""
+    """Open an ONNX file in onnxruntime."""
     onnxruntime = require("onnxruntime", install="ssmax[export]", purpose="running ONNX")
     engine = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [entry.name for entry in engine.get_inputs()]
@@ -48,7 +48,7 @@ def onnx_session(path: Path, empty_past: list[Tensor]) -> Session:
 
 
 def _carried(run: Run, past: list[Tensor]) -> Session:
-    """A graph whose cache goes in and out, with the cache kept between the calls."""
+    """Keep the cache of a graph between the calls."""
 
     def step(tokens: Tensor) -> Tensor:
         nonlocal past

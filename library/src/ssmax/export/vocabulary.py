@@ -8,7 +8,7 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
 def gguf_vocabulary(tokenizer: str, size: int, end: int | None) -> dict[str, Any] | None:
-    """Tokens, their kinds, merges and cuts; None where llama.cpp would read it otherwise.
+    """Read tokens, their kinds, merges and cuts; None where llama.cpp would cut text otherwise.
 
     `end` is the token that ends a text.
     """
@@ -16,10 +16,10 @@ def gguf_vocabulary(tokenizer: str, size: int, end: int | None) -> dict[str, Any
     model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
     if model.get("type") != "BPE" or values.get("normalizer") or pre is None or end is None:
         return None
-    tokens = [f"<unused{place}>" for place in range(size)]
+    tokens = [f"<unused{index}>" for index in range(size)]
     types = [_UNUSED] * size
-    for text, place in model["vocab"].items():
-        tokens[place], types[place] = text, _NORMAL
+    for text, index in model["vocab"].items():
+        tokens[index], types[index] = text, _NORMAL
     for added in values["added_tokens"]:
         tokens[added["id"]], types[added["id"]] = added["content"], _CONTROL
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
@@ -28,7 +28,7 @@ def gguf_vocabulary(tokenizer: str, size: int, end: int | None) -> dict[str, Any
 
 
 def _pre_tokenizer(values: dict[str, Any]) -> str | None:
-    """llama.cpp's name for GPT-2's way to cut a text into words, digits one by one or not."""
+    """Find llama.cpp's name for GPT-2's way to cut a text into words, digits one by one or not."""
     steps = values.get("pretokenizers", [values])
     kinds = [step.get("type") for step in steps]
     cuts = steps[-1]

@@ -17,12 +17,12 @@ from ssmax.errors import UsageError
 from ssmax.hf.conversion import (
     Conversion,
     attach,
+    check_tensors_fit,
     check_unconverted,
     converted_modules,
     count_alike,
     first_three,
     must_be_converted,
-    refuse_misfits,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
@@ -78,7 +78,7 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
 
 
 def check_model_and_folder(name: str, model: object, folder: object) -> None:
-    """Refuse a name instead of a model, and the two in the wrong order."""
+    """Raise on a name instead of a model, and on the two in the wrong order."""
     if not isinstance(model, nn.Module) or not isinstance(folder, str | Path):
         raise UsageError(
             f"ssmax.hf.{name}(model, folder) takes a model that Transformers has loaded, then a "
@@ -87,7 +87,7 @@ def check_model_and_folder(name: str, model: object, folder: object) -> None:
 
 
 def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
-    """Refuse a model that an adapter cannot be for, by its config.json alone."""
+    """Raise on a model that an adapter cannot be for, by its config.json alone."""
     if KEY in config:
         raise UsageError(
             f"{source} is converted already, so that {folder} cannot go with it; name the model "
@@ -100,7 +100,7 @@ def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
 
 
 def _about(model: Any, record: Conversion) -> dict[str, Any]:
-    """By which models are told apart whose layers have the same names and as many heads."""
+    """Describe a model, beyond the names of its layers and their heads."""
     return {
         _FAMILY: model.config.model_type,
         _DEPTH: count_alike(model, record.layers),
@@ -111,7 +111,7 @@ def _about(model: Any, record: Conversion) -> dict[str, Any]:
 def _check_same_model(
     folder: Path, about: Mapping[str, Any], base: str, here: Mapping[str, Any]
 ) -> None:
-    """Refuse a base that differs `here` from what an adapter says `about` its own."""
+    """Raise on a base that differs `here` from what an adapter says `about` its own."""
     if about.get(_FAMILY) != here.get(_FAMILY):
         raise UsageError(
             f"{folder} is an adapter for {about.get(_FAMILY)}, {base} is of the family "
@@ -128,7 +128,7 @@ def _check_same_model(
 
 
 def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """By their names in the model."""
+    """Collect every s and b by its name in the model."""
     found = {}
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
@@ -140,7 +140,7 @@ def ssmax_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
-    """With its values, which may be offloaded."""
+    """Load the values meanwhile where they are offloaded."""
     if not hasattr(scale, "_hf_hook"):
         return nullcontext()
     return require(
@@ -148,8 +148,8 @@ def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
     ).utils.align_module_device(scale)
 
 
-def refuse_nonfinite(what: object, tensors: Mapping[str, Tensor]) -> None:
-    """Name every s and b with a value that makes all that it touches NaN."""
+def check_tensors_finite(what: object, tensors: Mapping[str, Tensor]) -> None:
+    """Raise on NaN or infinity in s and b, naming every one."""
     names = sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all())
     if names:
         raise UsageError(
@@ -161,7 +161,7 @@ def refuse_nonfinite(what: object, tensors: Mapping[str, Tensor]) -> None:
 def attach_filled(
     model: nn.Module, record: Conversion, tensors: dict[str, Tensor], *, what: str
 ) -> nn.Module:
-    """Convert as recorded, with these values; the model as it was where they do not fit."""
+    """Convert as recorded, with these values; leave the model as it was where they do not fit."""
     attach(model, record)
     try:
         _fill(model, tensors, what)
@@ -179,8 +179,8 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
         for name in set(wanted) & set(tensors)
         if tensors[name].shape != wanted[name].shape
     ]
-    refuse_misfits(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
-    refuse_nonfinite(what, tensors)
+    check_tensors_fit(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
+    check_tensors_finite(what, tensors)
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
         for key, value in scale.state_dict().items():

@@ -47,7 +47,7 @@ class Conversion:
 
     @classmethod
     def of(cls, model: nn.Module) -> "Conversion | None":
-        """A model's own, or None."""
+        """Return a model's own, or None."""
         found = getattr(unwrapped(model), RECORD, None)
         if found is not None and not isinstance(found, cls):
             raise UsageError(
@@ -58,13 +58,13 @@ class Conversion:
         return found
 
     def put(self, model: Any) -> None:
-        """On the model, and in its config, for its checkpoint."""
+        """Note it on the model, and in its config for its checkpoint."""
         setattr(model, RECORD, self)
         setattr(model.config, KEY, {**dataclasses.asdict(self), "layers": list(self.layers)})
 
     @staticmethod
     def take_away(model: Any) -> None:
-        """As if it had never been converted."""
+        """Remove every ssmax and every note of the conversion."""
         for _, module in list(converted_modules(model)):
             delattr(module, ATTRIBUTE)
         delattr(model, RECORD)
@@ -78,7 +78,7 @@ class Conversion:
     def from_dict(
         cls, values: Any, *, where: str = "the conversion of this checkpoint"
     ) -> "Conversion":
-        """Read back; what is unknown is an error, so that nothing is lost silently."""
+        """Read it back; an unknown field is an error, so that nothing is lost silently."""
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(values, Mapping):
             raise UsageError(
@@ -113,7 +113,7 @@ def convert(
     layers: str | Callable[[str, nn.Module], bool] = "full",
     attention: Literal["self", "all"] = "self",
 ) -> nn.Module:
-    """Scale the queries of a Hugging Face model by a factor of n, in place; the model.
+    """Scale the queries of a Hugging Face model by a factor of n, in place.
 
     `identity` starts at s = 0, b = 1: the same logits, bit for bit, until it is trained. `paper`
     starts at s = L / log(L!) and no bias, for `train_length` L. `anneal` starts as identity and is
@@ -132,8 +132,8 @@ def convert(
     if not chosen:
         raise UsageError(_nothing_found(model, layers, attention))
     if attention == "all":
-        _tell_of_others(model, chosen)
-    _tell_of_own_scales(chosen)
+        _warn_of_others(model, chosen)
+    _warn_of_own_scales(chosen)
     record = Conversion(rule=rule, init=init, train_length=train_length, layers=tuple(chosen))
     attach(model, record)
     return model
@@ -151,7 +151,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
             f"{from_where} is for another model"
         )
     for name in record.layers:
-        _refuse_unreadable(name, known[name])
+        _check_readable(name, known[name])
     # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
     length = 2 if record.train_length is None else record.train_length
     # The rules that grow in steps are 1 up to the first; without a length they know one.
@@ -174,7 +174,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
 
 
 def revert(model: nn.Module) -> nn.Module:
-    """Softmax again, in place; the model as it was before, but for what training changed."""
+    """Undo a conversion, in place: softmax again, and nothing else changed."""
     if Conversion.of(model) is None:
         raise UsageError(f"this {type(model).__name__} was not converted; there is nothing to undo")
     Conversion.take_away(unwrapped(model))
@@ -182,7 +182,7 @@ def revert(model: nn.Module) -> nn.Module:
 
 
 def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Attention modules that carry an ssmax, by name."""
+    """Find the attention modules that carry an ssmax, by name."""
     for name, module in model.named_modules():
         if scale_of(module) is not None:
             yield _WRAPPERS.sub("", name), module
@@ -194,7 +194,7 @@ def attention_modules(
     layers: str | Callable[[str, nn.Module], bool],
     attention: str,
 ) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that ask for their attention function where the hook is, and were asked for."""
+    """Find the chosen modules that ask for their attention function where the hook is."""
     modules = ((_WRAPPERS.sub("", name), module) for name, module in model.named_modules())
     routed = [(name, module) for name, module in modules if _routes(type(module).forward)]
     if attention == "self":
@@ -211,14 +211,14 @@ def attention_modules(
 
 
 def count_alike(model: nn.Module, names: Iterable[str]) -> int:
-    """How many attention layers stand in the same stacks as these, converted or not."""
-    places = {_place(name) for name in names}
+    """Count the attention layers in the same stacks as these, converted or not."""
+    stacks = {_stack_of(name) for name in names}
     every = attention_modules(model, layers="all", attention="all")
-    return sum(_place(name) in places for name, _ in every)
+    return sum(_stack_of(name) in stacks for name, _ in every)
 
 
 def _start(scale: SSMaxScale, init: str) -> None:
-    """The first values of s and b where they are not the rule's own."""
+    """Set s and b to softmax where the rule itself starts elsewhere."""
     with torch.no_grad():
         if init in ("identity", "anneal") and not RULES[scale.rule].starts_as_softmax:
             scale.s.zero_()
@@ -252,7 +252,7 @@ def _check_model(model: nn.Module) -> None:
 
 
 def check_unconverted(model: Any) -> None:
-    """Refuse what is no model, and one that has an s already, or had one: it would be lost."""
+    """Raise on what is no model, and on one that has an s already: it would be lost."""
     _check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
         raise UsageError(
@@ -267,7 +267,7 @@ def check_unconverted(model: Any) -> None:
 
 
 def must_be_converted(model: nn.Module) -> Conversion:
-    """How a model was converted, or a ValueError."""
+    """Return how a model was converted; raise where it was not."""
     record = Conversion.of(model)
     if record is None:
         raise UsageError(
@@ -277,13 +277,13 @@ def must_be_converted(model: nn.Module) -> Conversion:
     return record
 
 
-def refuse_misfits(
+def check_tensors_fit(
     what: object,
     missing: Iterable[str],
     extra: Iterable[str],
     shapes: Iterable[tuple[str, Sequence[int], Sequence[int]]],
 ) -> None:
-    """Name what a checkpoint lacks, has too many of, or has in one shape instead of another."""
+    """Raise on what a checkpoint lacks, has too many of, or has in another shape."""
     other = [
         f"{name} {tuple(stored)} instead of {tuple(wanted)}"
         for name, stored, wanted in sorted(shapes)
@@ -295,13 +295,13 @@ def refuse_misfits(
 
 
 def first_three(names: Sequence[str]) -> str:
-    """Of a list that may be as long as the model is deep."""
+    """Shorten a list of names that may be as long as the model is deep."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{more}"
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside the wrapper of torch.compile, DDP, DataParallel or PEFT."""
+    """Find the model inside the wrapper of torch.compile, DDP, DataParallel or PEFT."""
     model = getattr(model, "_orig_mod", model)
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         model = model.module
@@ -352,8 +352,8 @@ def _nothing_found(
     )
 
 
-def _refuse_unreadable(name: str, module: nn.Module) -> None:
-    """Where n cannot be told, or a branch of the layer's own code passes the hook by."""
+def _check_readable(name: str, module: nn.Module) -> None:
+    """Raise where n cannot be known, or the layer's own code bypasses the hook."""
     what = f"{name} ({type(module).__name__})"
     leave_out = "leave it out: layers=a function that says False for it"
     # Shifted windows: -100 is added to the position bias, so that no number means hidden.
@@ -377,8 +377,8 @@ def _refuse_unreadable(name: str, module: nn.Module) -> None:
         )
 
 
-def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
-    """All were asked for: name the kinds that have a softmax of their own and stay as they are."""
+def _warn_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
+    """Warn of the kinds of layers that have a softmax of their own and stay as they are."""
     inside = {part for module in chosen.values() for part in module.modules()}
     others = {
         type(module).__name__: name
@@ -396,8 +396,8 @@ def _tell_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
         )
 
 
-def _tell_of_own_scales(chosen: Mapping[str, nn.Module]) -> None:
-    """Name the layers that scale their query by its position already."""
+def _warn_of_own_scales(chosen: Mapping[str, nn.Module]) -> None:
+    """Warn of layers that scale their query by its position already."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, module in chosen.items():
         own = own_scale(module)
@@ -442,7 +442,7 @@ def in_tower(name: str) -> bool:
 
 
 def window_of(module: nn.Module) -> int | None:
-    """The window or chunk that bounds what an attention layer sees; None for full attention."""
+    """Find the window or chunk that bounds what an attention layer sees; None: full attention."""
     # EXAONE 4 and its like keep the config's window on every layer; is_sliding says who uses it.
     if getattr(module, "is_sliding", None) is False:
         return None
@@ -471,32 +471,32 @@ def _num_heads(name: str, module: nn.Module) -> int:
             if isinstance(found, int) and found > 0:
                 _check_width(name, module, found)
                 return found
-    raise UsageError(f"{name} ({type(module).__name__}) does not tell how many heads it has")
+    raise UsageError(f"{name} ({type(module).__name__}) does not say how many heads it has")
 
 
 def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
-    """Refuse a layer whose weights are those of other heads than it tells of."""
+    """Raise on a layer whose weights have other heads than its config."""
     joined = getattr(getattr(module, "o_proj", None), "in_features", None)
     width = getattr(module, "v_head_dim", None) or getattr(module, "head_dim", None)
     if isinstance(joined, int) and isinstance(width, int) and joined != num_heads * width:
         raise UsageError(
             f"{name} has {joined / width:g} heads by its weights and {num_heads} by its config; a "
-            "layer whose heads are not those of its config has to tell them as num_heads"
+            "layer whose heads are not those of its config has to give them as num_heads"
         )
 
 
 def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:
-    """Where a model's tensor parallel plan splits the heads over ranks, s and b go with them."""
+    """Split s and b over ranks as a model's tensor parallel plan splits the heads."""
     plan = _tensor_parallel_plan(model)
     for name, scale in scales.items():
-        place = _place(name)
-        if any(plan[key] == "colwise" for key in plan if key.startswith(f"{place}.")):
+        stack = _stack_of(name)
+        if any(plan[key] == "colwise" for key in plan if key.startswith(f"{stack}.")):
             for parameter, _ in scale.named_parameters(recurse=False):
-                plan[f"{place}.{ATTRIBUTE}.{parameter}"] = "colwise"
+                plan[f"{stack}.{ATTRIBUTE}.{parameter}"] = "colwise"
 
 
-def _place(name: str) -> str:
-    """What the layers of a stack have in common in their names."""
+def _stack_of(name: str) -> str:
+    """Mask the layer numbers in a name: the layers of a stack have it in common."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 

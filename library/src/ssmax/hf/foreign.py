@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax.hf.adapter import attach_filled, check_model_and_folder, refuse_nonfinite
+from ssmax.hf.adapter import attach_filled, check_model_and_folder, check_tensors_finite
 from ssmax.hf.conversion import Conversion, attention_modules, check_unconverted
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import converted_already, read_by_transformers, whole_files
@@ -43,7 +43,7 @@ _WHICH_FILES = ("cache_dir", "local_files_only", "revision", "subfolder", "token
 
 
 def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
-    """What `kind.from_pretrained` loads; an s that it finds no place for is adopted or refused."""
+    """Load by `kind.from_pretrained`, and adopt an s that it finds no place for, or raise."""
     # Not left open: Transformers would ask on the terminal, and wait.
     options = {"trust_remote_code": False, **options}
     with read_by_transformers(source), whole_files(source):
@@ -68,7 +68,7 @@ def _sounds_like_s(name: str) -> bool:
 
 
 def _folder_of(source: str | Path, options: Mapping[str, Any]) -> Path:
-    """Where the files of a model are that was loaded so, a copy of those on the Hub included."""
+    """Find the folder of the files of a model, also of a copy of those on the Hub."""
     utilities = require("transformers.utils", install="ssmax[hf]", purpose="reading checkpoints")
     where = {name: options[name] for name in _WHICH_FILES if name in options}
     return Path(utilities.cached_file(source, "config.json", **where)).parent
@@ -94,30 +94,30 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
             raise UsageError(
                 f"{folder} holds {dialect.whose}'s {name}: {dialect.unsupported_reason}"
             )
-        places = [place for place in known if place == owner or place.endswith(f".{owner}")]
-        if len(places) != 1:
+        layers = [layer for layer in known if layer == owner or layer.endswith(f".{owner}")]
+        if len(layers) != 1:
             raise UsageError(
                 f"{folder} holds {name}, but the model has no attention layer {owner!r}"
             )
-        if places[0] in origins:
+        if layers[0] in origins:
             raise UsageError(
-                f"{folder} holds {origins[places[0]]} and {name}, two s for one layer; remove the "
+                f"{folder} holds {origins[layers[0]]} and {name}, two s for one layer; remove the "
                 "one that the model was not trained with"
             )
-        origins[places[0]] = name
-        renamed[f"{places[0]}.{ATTRIBUTE}.s"] = tensor.flatten().float()
+        origins[layers[0]] = name
+        renamed[f"{layers[0]}.{ATTRIBUTE}.s"] = tensor.flatten().float()
     if not renamed:
         names = ", ".join(one.suffix for one in DIALECTS)
         raise UsageError(f"{folder} carries no s by any name that is known: {names}")
     # By the names that the checkpoint has for them.
-    refuse_nonfinite(folder, found)
+    check_tensors_finite(folder, found)
     layers = tuple(name for name in known if f"{name}.{ATTRIBUTE}.s" in renamed)
     record = Conversion(rule="ssmax", init="paper", train_length=None, layers=layers)
     return attach_filled(model, record, renamed, what=str(folder))
 
 
 def find(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint whose names are known for an s."""
+    """Read the tensors of a checkpoint whose names are known for an s."""
     require("safetensors", install="ssmax[hf]", purpose="reading checkpoints")
     from safetensors import safe_open
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax.hf.adapter import refuse_nonfinite, ssmax_tensors
-from ssmax.hf.conversion import Conversion, attach, module_device, refuse_misfits
+from ssmax.hf.adapter import check_tensors_finite, ssmax_tensors
+from ssmax.hf.conversion import Conversion, attach, check_tensors_fit, module_device
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
 from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
 from ssmax.nn import RULES
 
 # Where a file is looked for, which a config and its weights share.
-_PLACE = (
+_WHERE = (
     "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
 )  # fmt: skip
 # Of loading itself, though a config may have an attribute of the same name.
@@ -26,7 +26,7 @@ _OF_WEIGHTS = (
 
 
 class Converted:
-    """In front of a class of Transformers: converted as soon as it is built, as its config says.
+    """Mixed into a class of Transformers: converts the model as it is built, as its config says.
 
     So the checkpoint's s and b find their places, which are float32. One that is missing is an
     error: Transformers itself would leave it uninitialised.
@@ -54,7 +54,7 @@ class Converted:
 
     @classmethod
     def _from_config(cls, config: Any, **options: Any) -> Any:
-        """As Transformers', without weights; an s that came from elsewhere has no first value."""
+        """Build it without weights; raise where the record has no first value for s."""
         record = Conversion.from_dict(getattr(config, KEY))
         if (
             record.init == "paper"
@@ -72,7 +72,7 @@ class Converted:
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
-        """As Transformers', but for an s or b that is missing, too many or of another shape."""
+        """Load it; raise where an s or b is missing, too many or of another shape."""
         wants_about = options.pop("output_loading_info", False)
         may_differ = options.pop("ignore_mismatched_sizes", False)
         # Transformers renames weights by the name of the class, and none of remote code's.
@@ -95,13 +95,13 @@ class Converted:
             for each in about["mismatched_keys"]
             if not may_differ or f".{ATTRIBUTE}." in each[0]
         ]
-        refuse_misfits(folder, missing, extra, shapes)
+        check_tensors_fit(folder, missing, extra, shapes)
         _read_as_it_is(model)
         return (model, about) if wants_about else model
 
 
 def _read_as_it_is(model: Any) -> None:
-    """Transformers up to 5.8 at least notes the model's dtype for all that it leaves on disk."""
+    """Undo the dtype, the model's, that Transformers up to 5.8 notes for all that stays on disk."""
     for name, parameter in model.named_parameters():
         if f".{ATTRIBUTE}." in name:
             hook = getattr(model.get_submodule(name.rpartition(".")[0]), "_hf_hook", None)
@@ -112,7 +112,7 @@ def _read_as_it_is(model: Any) -> None:
 
 
 def from_pretrained(folder: str | Path, **options: Any) -> Any:
-    """The model that `save_pretrained` wrote after a conversion; options are Transformers'.
+    """Load what `save_pretrained` wrote after a conversion; options are those of Transformers.
 
     The class is the one that was saved. An s that is missing is an error that names the layer.
     Transformers' own `AutoModel` refuses the folder, whose type it does not know.
@@ -134,13 +134,13 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     model = loaded[0] if options.get("output_loading_info") else loaded
     # There a model has shapes and no values.
     if module_device(model).type != "meta":
-        refuse_nonfinite(folder, ssmax_tensors(model))
+        check_tensors_finite(folder, ssmax_tensors(model))
     model.__class__ = kind
     return loaded
 
 
 def _config_alone(transformers: Any, source: str | Path) -> Any:
-    """A config without its model, also one of a type that AutoConfig does not know."""
+    """Load a config without its model, also one of a type that AutoConfig does not know."""
     values, _ = transformers.PretrainedConfig.get_config_dict(source)
     if KEY not in values:
         return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -153,10 +153,10 @@ def _config_alone(transformers: Any, source: str | Path) -> Any:
 def _config_and_class(
     transformers: Any, folder: str | Path, options: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """As they were before remote code gave them names of its own; and options for the weights."""
-    place = {name: options[name] for name in _PLACE if name in options}
+    """Find config and class as they were before the conversion, and the options for the weights."""
+    where = {name: options[name] for name in _WHERE if name in options}
     with read_by_transformers(folder):
-        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **place)
+        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
     given = options.get("config")
     if isinstance(given, str | Path):
         given = _config_alone(transformers, given)

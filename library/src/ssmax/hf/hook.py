@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def install_attention() -> None:
-    """Once, however often and by however many threads it is asked for.
+    """Install the hook once, however often and by however many threads it is asked for.
 
     Copies in remote code have hooks of their own.
     """
@@ -69,7 +69,7 @@ class HookedScale(SSMaxScale):
     """An SSMaxScale that brings the hook along where it is unpickled."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As nn.Module's."""
+        """Restore it as nn.Module does."""
         install()
         super().__setstate__(state)
 
@@ -85,7 +85,7 @@ def _attend(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """What Transformers would have called, its query scaled where the module has an ssmax."""
+    """Call what Transformers would have called, the query scaled where the module has an ssmax."""
     scale = scale_of(module)
     if scale is not None:
         # A number needs no launch; in a graph it would be that of the length it was made with.
@@ -108,7 +108,7 @@ def _attend(
 
 
 def scale_of(module: nn.Module) -> Any:
-    """The ssmax of an attention module, in the wrapper of PEFT where it has one; None: it has none.
+    """Find the ssmax of an attention module, also inside PEFT's wrapper; None: it has none.
 
     The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
     """
@@ -143,7 +143,7 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
             raise UsageError(
                 f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
                 f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
-                "layer whose heads are not those of its config has to tell them as num_heads"
+                "layer whose heads are not those of its config has to give them as num_heads"
             )
         return scale_query(query, factor)
     # Heads that see different keys: of every head's factor its own.
@@ -153,7 +153,7 @@ def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Te
 
 
 def _plain_learned(scale: Any, query: Tensor) -> tuple[Number, Number | None] | None:
-    """s and b where nothing stands between them and the factor; None where something may.
+    """Find s and b where nothing stands between them and the factor; None where something may.
 
     Before each run a graph asks whether all that was looked at is as it was when it was made, for
     every layer: here that is s and b, and nothing of SSMaxScale, its rules and its call.
@@ -178,7 +178,7 @@ def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Number, bias: Number | 
 def _weighed_keys(
     attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
-    """(B, H, Q): how many keys the kernel itself gives weight to, when no logit is larger.
+    """Count the keys that the kernel itself gives weight to: (B, H, Q).
 
     Values that are 1 in one place each make its output the weights of as many keys as they are
     wide.
@@ -194,7 +194,7 @@ def _weighed_keys(
 
 @contextmanager
 def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
-    """Be told of every scaled query meanwhile: its module, its n, itself before."""
+    """Call `watch` with the module, its n and its query before every scaling."""
     _watchers.append(watch)
     try:
         yield
@@ -204,7 +204,7 @@ def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None
 
 @contextmanager
 def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
-    """Be told of every scaled query meanwhile: its module, its n, its keys, what is weighed."""
+    """Call `audit` with the module, its n, its keys and how many of them the kernel weighs."""
     _auditors.append(audit)
     try:
         yield

@@ -19,7 +19,7 @@ FILES = (
 
 
 def own_tokenizer(source: str | Path, config: Any = None) -> Any:
-    """A model's tokenizer, as Transformers loads it; `config` is the model's.
+    """Load a model's tokenizer by Transformers; `config` is the model's.
 
     Without one a folder is asked for it, which may name code that is not run.
     """
@@ -32,7 +32,7 @@ def own_tokenizer(source: str | Path, config: Any = None) -> Any:
 
 
 def copy_inputs(source: str | Path, out: Path, config: Any) -> None:
-    """Tokenizer and processors from a folder or the Hub, as far as there are any."""
+    """Copy tokenizer and processors from a folder or the Hub, as far as there are any."""
     tokenizer = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         tokenizer = own_tokenizer(source, config)
@@ -46,7 +46,7 @@ def copy_inputs(source: str | Path, out: Path, config: Any) -> None:
 
 
 def _folder_of(source: str | Path) -> Path:
-    """The model's own, or that of its files from the Hub."""
+    """Find the model's folder, or that of its files from the Hub."""
     if Path(source).is_dir():
         return Path(source)
     hub = require("huggingface_hub", install="ssmax[hf]", purpose="reading a model's files")

@@ -185,7 +185,8 @@ def _flash_spec(
 ) -> MaskSpec:
     """Flash attention lays rows without their padding, or packed documents, end to end."""
     batch, _, queries, _ = query.shape
-    bounds = stands_at = None
+    bounds: Tensor | None = None
+    stands_at: Tensor | None = None
     if isinstance(mask, Tensor):
         is_token_BK = mask.bool()
         bounds = nn.functional.pad(is_token_BK.sum(-1).cumsum(0), (1, 0))
@@ -193,12 +194,12 @@ def _flash_spec(
         stands_at = bounds[:-1, None] + rank_BQ - 1
     elif (packed := _packed(query, options)) is not None:
         bounds_q, bounds = packed
-        place_BQ = torch.arange(batch * queries, device=query.device).view(batch, queries)
-        document = torch.searchsorted(bounds_q[1:].contiguous(), place_BQ, right=True)
+        index_BQ = torch.arange(batch * queries, device=query.device).view(batch, queries)
+        document = torch.searchsorted(bounds_q[1:].contiguous(), index_BQ, right=True)
         # The queries of a document are its last keys.
         offset = (bounds - bounds_q)[1:]
-        stands_at = place_BQ + offset[document.clamp_max(offset.shape[0] - 1)]
-    if bounds is not None:
+        stands_at = index_BQ + offset[document.clamp_max(offset.shape[0] - 1)]
+    if bounds is not None and stands_at is not None:
         keys, stands_at = _ANY_KEYS, torch.minimum(stands_at, bounds[-1] - 1)
     is_causal, window = _is_causal(module, options), options.get("sliding_window")
     left = UNBOUNDED if window is None else window - 1
@@ -223,9 +224,9 @@ def _packed(query: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor] 
             # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut
             # to the window. The widest are those of full ones; the window is this layer's own.
             bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
-        return tuple(bounds.to(query.device).long() for bounds in (bounds_q, bounds_k))
+        return bounds_q.to(query.device).long(), bounds_k.to(query.device).long()
     positions = options.get("position_ids")
-    # As Transformers tells packed documents: one row whose positions do not just rise by one.
+    # Packed documents as Transformers finds them: one row whose positions do not just rise by one.
     if not isinstance(positions, Tensor) or query.shape[0] != 1 or positions.shape[-1] == 1:
         return None
     rising = torch.arange(positions.shape[-1], device=positions.device) + positions.min()

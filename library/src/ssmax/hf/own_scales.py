@@ -7,7 +7,7 @@ from torch import nn
 
 
 def own_scale(module: nn.Module) -> tuple[str, str] | None:
-    """What an attention layer multiplies its query by, and how to turn that off; None: nothing."""
+    """Find what an attention layer multiplies its query by, and how to turn that off."""
     return _of_llama4(module) or _of_ministral3(module) or _of_beam(module)
 
 

@@ -4,7 +4,7 @@ from torch import nn
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """How many there are; None for rotations and biases, which do not end."""
+    """Count the positions that a model has learned; None for rotations and biases."""
     tables = [
         module.num_embeddings - _first_position(module)
         for name, module in model.named_modules()
@@ -14,5 +14,5 @@ def learned_positions(model: nn.Module) -> int | None:
 
 
 def _first_position(table: nn.Embedding) -> int:
-    """Rows that no token comes to: OPT and BART keep an offset, RoBERTa counts from its padding."""
+    """Count the rows that no token comes to: the offset of OPT and BART, the padding of RoBERTa."""
     return getattr(table, "offset", 0 if table.padding_idx is None else table.padding_idx + 1)

@@ -38,7 +38,7 @@ _INSTEAD = {
 
 
 class OwnType:
-    """In front of a class of configs: on disk a type of its own, which no other code takes for it.
+    """Mixed into a class of configs: writes a type of its own, which no other code takes for it.
 
     In memory the type is the plain one, by which Transformers finds what belongs to a family.
     """
@@ -46,14 +46,14 @@ class OwnType:
     model_type: str
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """As Transformers', of a type of its own."""
+        """Write it with a type of its own."""
         write_own_type(self, json_file_path, use_diff, has_code=True)
 
     @classmethod
     def get_config_dict(
         cls, *arguments: Any, **options: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What is read."""
+        """Read it with the plain type."""
         values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
             *arguments, **options
         )
@@ -109,7 +109,7 @@ def save_remote_code(
 
 
 def source(heads: Mapping[str, str], config: str | None) -> str:
-    """The file: our own lines, and a class for each of Transformers' that an Auto class takes."""
+    """Write the file: our own lines, and a class for each one that an Auto class takes."""
     roots = ["Converted"]
     parts = []
     own_config = ""
@@ -133,7 +133,7 @@ def _class(first: str, name: str, what: str, auto: str) -> str:
 
 
 def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:
-    """Every Auto class that knows this family, and the class that it takes."""
+    """Find every Auto class that knows this family, and the class that it takes."""
     found = {}
     for auto in dir(transformers):
         mapping = auto.startswith("AutoModel") and getattr(transformers, auto)._model_mapping

@@ -23,7 +23,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def check_typed(source: str) -> None:
-    """Refuse at once what is neither there nor to be had from the Hub.
+    """Raise at once on what is neither there nor on the Hub.
 
     For names that a person types: Transformers tries the Hub again for half a minute.
     """
@@ -48,7 +48,7 @@ def check_typed(source: str) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody does, within seconds; looking up the name alone may take longer."""
+    """Ask whether anybody answers, within seconds; looking up the name alone may take longer."""
     from huggingface_hub.utils import get_session
 
     answered = threading.Event()
@@ -65,7 +65,7 @@ def _answers(address: str) -> bool:
 
 
 def check_source(source: str | Path, *, of_an_adapter: str) -> None:
-    """Refuse what is no model, where Transformers would look for one on the Hub or miss a file.
+    """Raise on what is no model, where Transformers would ask the Hub or miss a file.
 
     `of_an_adapter` says what to do with one.
     """
@@ -81,20 +81,20 @@ def check_source(source: str | Path, *, of_an_adapter: str) -> None:
 
 
 def not_loaded(source: str | Path, error: Exception) -> UsageError:
-    """What Transformers says in several lines, in one."""
+    """Make one line of what Transformers says in several."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     where = "" if Path(source).exists() else " is no folder, and as a name on the Hub it"
     return UsageError(f"{str(source)!r}{where} cannot be loaded: {first}")
 
 
 def converted_already(source: str | Path) -> UsageError:
-    """Of a model that plain softmax was wanted of."""
+    """Make the error for a converted model where plain softmax is wanted."""
     return UsageError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
 
 
 @contextmanager
 def read_by_transformers(source: str | Path) -> Iterator[None]:
-    """Within it, what Transformers refuses of a model's files is said in one line."""
+    """Raise in one line what Transformers says against a model's files."""
     try:
         yield
     except UsageError:
@@ -111,7 +111,7 @@ def read_by_transformers(source: str | Path) -> Iterator[None]:
 
 @contextmanager
 def whole_files(source: str | Path) -> Iterator[None]:
-    """Within it, a file that was cut short is a ValueError that names it."""
+    """Raise a UsageError that names the file where one was cut short."""
     safetensors = require("safetensors", install="ssmax[hf]", purpose="reading checkpoints")
     try:
         yield

@@ -15,7 +15,7 @@ from ssmax.ops.length import initial_s
 def param_groups(
     model: nn.Module, lr: float, ssmax_lr: float | None = None, *, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Groups for an optimizer: s and b with a learning rate of their own and no decay.
+    """Make groups for an optimizer: s and b with a learning rate of their own and no decay.
 
     Adam moves a value by about its learning rate a step: at 1e-5 s hardly moves; 1e-3 is a good
     first try.
@@ -38,7 +38,7 @@ def param_groups(
 
 
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
-    """Let s and b alone learn, in place; the model."""
+    """Let s and b alone learn, in place."""
     _must_have_s(model)
     _must_learn(model)
     _must_be_saved(model)
@@ -70,7 +70,7 @@ def _must_be_saved(model: nn.Module) -> None:
 
 
 def _used(scale: Any) -> nn.Module:
-    """An ssmax itself; of the copies that PEFT keeps of it, the one that its adapter in use has."""
+    """Find an ssmax itself; of the copies that PEFT keeps of it, that of the active adapter."""
     if not hasattr(scale, "original_module"):
         return scale
     return scale.modules_to_save[scale.active_adapters[0]]
@@ -84,7 +84,7 @@ def _must_have_s(model: nn.Module) -> None:
 
 @torch.no_grad()
 def anneal(model: nn.Module, progress: float, before: float) -> None:
-    """Lead s and b on from identity (0) towards the paper's start (1), from `before` to `progress`.
+    """Move s and b from identity (0) towards the paper's start (1), from `before` to `progress`.
 
     Along the line b falls from 1 to 0 while s rises from 0 to L / log(L!), so that the mean factor
     stays 1. What training changed rides on top. At 1 it is done, and the model says so.

@@ -26,7 +26,7 @@ _INPUTS = ("input_ids", "pixel_values", "input_features", "input_values", "decod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What was looked at."""
+    """What was verified."""
 
     layers: int
     """Attention layers that were reached and count right; text reaches no towers."""
@@ -82,7 +82,7 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
 
 @contextmanager
 def _calls(names: Mapping[nn.Module, str]) -> Iterator[set[str]]:
-    """The layers that are called meanwhile, wherever their attention is computed."""
+    """Note the layers that are called meanwhile, wherever their attention is computed."""
     called: set[str] = set()
     handles = [
         module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
@@ -126,7 +126,7 @@ def _no_tokens(model: nn.Module, error: Exception) -> str:
 def _compare(
     model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any], padding: int
 ) -> set[str]:
-    """The layers that the inputs reach, their first tokens padding; all must count right."""
+    """Find the layers that the inputs reach; raise where one counts wrongly behind the padding."""
     reached = set()
     unread: list[str] = []
 
@@ -165,7 +165,7 @@ def _why_unread(
     layer: str,
     padding: int,
 ) -> str:
-    """Whose doing it is that a layer's keys are not finite: the model's own, or that of an s."""
+    """Find whether a layer's keys are not finite by the model itself or by an s."""
     with _unscaled(names):
         own = model(**inputs)[0][:, padding:].isfinite().all()
     behind = f" behind {padding} of padding" if padding else ""
@@ -183,7 +183,7 @@ def _why_unread(
 
 @contextmanager
 def _unscaled(names: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Softmax meanwhile."""
+    """Take every ssmax away meanwhile."""
     taken = {module: module._modules.pop(ATTRIBUTE) for module in names}
     try:
         yield
@@ -195,7 +195,7 @@ def _unscaled(names: Mapping[nn.Module, str]) -> Iterator[None]:
 def _compare_decoding(
     model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any]
 ) -> None:
-    """A single query is counted in a way of its own, the one that decoding takes."""
+    """Compare one more token behind a cache: decoding counts a single query in its own way."""
     if "use_cache" not in inputs:
         return
     cache = model(**{**inputs, "use_cache": True}).get("past_key_values")

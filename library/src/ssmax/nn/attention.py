@@ -173,7 +173,7 @@ class SelfAttention(nn.Module):
         num_keys: Tensor,
         rotary: tuple[Tensor, Tensor],
     ) -> Tensor:
-        """Attention weights of chosen queries only, (B, H, rows, S), float32 or wider."""
+        """Compute the attention weights of chosen queries, (B, H, rows, S), in float32 or wider."""
         q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, *rotary)
         rows = torch.arange(x_BTC.shape[1], device=x_BTC.device)[torch.as_tensor(rows)]
         return attention_weights(q_BHTD[:, :, rows], k_BGTD, mask_spec.at(rows))
@@ -181,7 +181,7 @@ class SelfAttention(nn.Module):
     def joined_heads(
         self, qkv_BTE: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value as attention meets them, of one product with all three weights."""
+        """Split the product with all three weights into query, key and value for attention."""
         widths = [heads * self.head_dim for heads in (self.num_heads, *2 * (self.num_kv_heads,))]
         q_BHTD, k_BGTD, v_BGTD = (self._heads(x) for x in qkv_BTE.split(widths, dim=-1))
         return *self._turned(q_BHTD, k_BGTD, num_keys, cos, sin), v_BGTD
@@ -195,7 +195,7 @@ class SelfAttention(nn.Module):
     def _turned(
         self, q_BHTD: Tensor, k_BGTD: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Normed, rotated, the query scaled."""
+        """Norm and rotate both, and scale the query."""
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
         # After the norm: an RMSNorm would divide the factor out again.
         rule = RULES[self.ssmax.rule]
@@ -209,7 +209,7 @@ class SelfAttention(nn.Module):
         return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)
 
     def extra_repr(self) -> str:
-        """Shown in the module's print-out."""
+        """Describe it in the module's print-out."""
         window = "" if self.window is None else f", window={self.window}"
         return (
             f"{self.num_heads} heads of {self.head_dim}, {self.num_kv_heads} of keys"

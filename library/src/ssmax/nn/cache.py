@@ -39,7 +39,7 @@ class KVCache:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KVCache":
-        """A cache of at most max_keys tokens that never allocates again.
+        """Make a cache of at most max_keys tokens that never allocates again.
 
         It is written in place, so autograd refuses a backward pass through several chunks of it:
         decode under `torch.no_grad()`, or take the growing form.
@@ -64,11 +64,11 @@ class KVCache:
 
     @property
     def num_layers(self) -> int:
-        """How many layers the cache serves."""
+        """Count the layers that the cache serves."""
         return len(self._keys)
 
     def write(self, layer: int, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the new tokens after the first `length`; all keys and values of the layer so far."""
+        """Write the new tokens behind `length`; return all keys and values of the layer."""
         if not 0 <= layer < self.num_layers:
             raise UsageError(f"layer must lie in 0..{self.num_layers - 1}, got {layer}")
         if k_BGTD.shape[:3] != v_BGTD.shape[:3]:
@@ -82,7 +82,7 @@ class KVCache:
         return keys, values
 
     def room(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of a preallocated layer, (B, G, max_keys, D), all of them."""
+        """Return keys and values of a preallocated layer, (B, G, max_keys, D), all of them."""
         keys, values = self._keys[layer], self._values[layer]
         if self.max_keys is None or keys is None or values is None:
             raise UsageError("a growing cache has no room of its own; make it with preallocated()")

@@ -4,8 +4,8 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """Computed as wide as its weight, handed back as x came: under autocast both differ."""
+    """RMSNorm as wide as its weight, handed back as x came: under autocast both differ."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to the same."""
+        """Norm (..., width) over its last dimension."""
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)

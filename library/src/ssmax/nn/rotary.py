@@ -19,9 +19,9 @@ class RotaryEmbedding(nn.Module):
         self.theta = theta
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Tables (..., T, width / 2), float32, for positions (..., T)."""
+        """Make tables (..., T, width / 2), float32, for positions (..., T)."""
         return rope_tables(positions, self.width, self.theta)
 
     def extra_repr(self) -> str:
-        """Shown in the module's print-out."""
+        """Describe it in the module's print-out."""
         return f"{self.width}, theta={self.theta:g}"

@@ -40,7 +40,7 @@ class Rule:
     """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
     takes it with init="identity"."""
 
-    def compute(self, scale: "SSMaxScale", num_keys: "int | Tensor") -> "Tensor":
+    def compute(self, scale: "SSMaxScale", num_keys: "Tensor") -> "Tensor":
         """Compute the factor of a module's parameters and n."""
         if self.affine is not None:
             return ops.scale.ssmax_factor(num_keys, *self.affine(scale))

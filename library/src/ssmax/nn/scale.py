@@ -49,11 +49,11 @@ class ProbeTable(_KeepsFloat32):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """p_n = 1: softmax."""
+        """Set p_n = 1: softmax."""
         nn.init.ones_(self.p)
 
     def forward(self, num_keys: Tensor) -> Tensor:
-        """The table, with a warning the first time that n lies beyond it."""
+        """Return the table; warn the first time that n lies beyond it."""
         length = self.p.shape[0]
         if not self._has_warned and _can_look(num_keys) and int(num_keys.max()) > length:
             warnings.warn(
@@ -139,7 +139,7 @@ class SSMaxScale(_KeepsFloat32):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The rule's initial values: those that leave training where softmax starts."""
+        """Set the rule's initial values: those that leave training where softmax starts."""
         # Values that start at no length, or come from a checkpoint, take any here.
         length = 2 if self.train_length is None else self.train_length
         for name, initial in RULES[self.rule].learned.items():
@@ -147,20 +147,20 @@ class SSMaxScale(_KeepsFloat32):
 
     @property
     def length(self) -> int:
-        """The training length of a rule that needs one."""
+        """Return the training length of a rule that needs one."""
         # torch.jit.trace looks at every attribute that there is.
         if self.train_length is None:
             raise AttributeError(f"rule={self.rule!r} was given no train_length")
         return self.train_length
 
     def probe_table(self, num_keys: Tensor) -> Tensor:
-        """The probe's table, its own or the model's."""
+        """Return the probe's table, its own or the model's."""
         owner = self.table or self._shared_table[0]
         assert owner is not None
         return owner(num_keys)
 
     def forward(self, num_keys: int | Tensor) -> Tensor:
-        """The factor (..., heads, T), float32 or wider, for num_keys (..., T).
+        """Compute the factor (..., heads, T), float32 or wider, for num_keys (..., T).
 
         An int is the n of a single query: (heads, 1).
         """
@@ -187,7 +187,7 @@ class SSMaxScale(_KeepsFloat32):
         return factor
 
     def of_this_rank(self) -> "SSMaxScale":
-        """Itself; where tensor parallelism has split the heads, a view with those that are here."""
+        """Return itself; where tensor parallelism has split the heads, a view with those here."""
         # By type first: a compiled graph asks for what was looked at before each of its runs.
         learned = [getattr(self, name) for name in RULES[self.rule].learned]
         if not any(type(x) is not nn.Parameter and hasattr(x, "to_local") for x in learned):
@@ -198,7 +198,7 @@ class SSMaxScale(_KeepsFloat32):
         return here
 
     def extra_repr(self) -> str:
-        """Shown in the module's print-out."""
+        """Describe it in the module's print-out."""
         length = "" if self.train_length is None else f", train_length={self.train_length}"
         steps = ""
         if RULES[self.rule].floor_length is not None:

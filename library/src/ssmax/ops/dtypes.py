@@ -4,12 +4,12 @@ import torch
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """What logits, factors and weights are computed in."""
+    """Find what logits, factors and weights are computed in."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def autocast_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype | None:
-    """What autocast makes of a product of this dtype here; None where it is off."""
+    """Find what autocast makes of a product of this dtype here; None where it is off."""
     # Asking whether a device knows autocast breaks the graph in torch 2.11; meta does not.
     if dtype == torch.float64 or device.type == "meta":
         return None

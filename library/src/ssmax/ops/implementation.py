@@ -20,7 +20,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def choose_impl(impl: Impl, device: torch.device) -> Impl:
-    """What `auto` means here; a name is a promise and is refused where it cannot be kept."""
+    """Choose what `auto` means here; a named one that cannot run is an error."""
     if impl not in get_args(Impl):
         raise UsageError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if impl == "auto":
@@ -34,5 +34,5 @@ def choose_impl(impl: Impl, device: torch.device) -> Impl:
 
 
 def traceable(kernel: Any) -> Any:
-    """A kernel as torch.compile can trace it; in a closed op it is called as it is."""
+    """Wrap a kernel for torch.compile to trace; in a closed op it is called as it is."""
     return torch.library.wrap_triton(kernel) if _IS_TRACED else kernel

@@ -8,7 +8,7 @@ from ssmax.errors import UsageError
 
 
 def initial_s(length: int) -> float:
-    """L / log(L!): the s for which s log n is 1 on average over n = 1..L."""
+    """Compute L / log(L!): the s for which s log n is 1 on average over n = 1..L."""
     check_length(length)
     return length / math.lgamma(length + 1)
 
@@ -25,7 +25,7 @@ def check_length(length: int, name: str = "length") -> None:
 
 @functools.cache
 def initial_sqrt_log_s(length: int) -> float:
-    """The s for which s sqrt(log n) is 1 on average over n = 1..L."""
+    """Compute the s for which s sqrt(log n) is 1 on average over n = 1..L."""
     check_length(length)
     # Without tensors: a model may be built of shapes alone.
     return length / math.fsum(math.sqrt(math.log(n)) for n in range(1, int(length) + 1))

@@ -14,7 +14,7 @@ from ssmax.ops.dtypes import at_least_float32
 
 
 def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """cos and sin of every position and frequency, (..., T, R / 2), float32, for rotary width R.
+    """Make cos and sin of every position and frequency, (..., T, R / 2), for rotary width R.
 
     The angles are taken in float64: at ten million tokens a float32 angle is off by half a radian.
     """
@@ -46,7 +46,7 @@ def apply_rope(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotation in float32 or wider, not yet cast back."""
+    """Rotate in float32 or wider, not yet cast back."""
     wide = at_least_float32(x_BHTD.dtype)
     if cos.dim() == 3:
         cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

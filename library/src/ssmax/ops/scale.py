@@ -1,4 +1,4 @@
-"""Every rule of the family as a factor of n: the only place where the log is taken.
+"""Every scaling rule as a factor of n: the only place where the log is taken.
 
 A rule multiplies the query by its factor; softmax does the rest. Here each rule is one function of
 num_keys and, where it learns, of one value per head. The factor is float32 or wider throughout and
@@ -29,7 +29,7 @@ torch.ones(1, dtype=torch.float32, device="cpu").log()
 
 
 def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
-    """s log n + b, the factor of Scalable-Softmax."""
+    """Compute s log n + b, the factor of Scalable-Softmax."""
     check_num_keys(num_keys)
     check_finite("s", s)
     if bias is not None:
@@ -38,7 +38,7 @@ def ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) 
 
 
 def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | None = None) -> Tensor:
-    """The same for n that was counted and s that was looked at: reading them again takes time."""
+    """Compute it for n and s that were checked before: reading them again takes time."""
     if isinstance(num_keys, int) and isinstance(s, Tensor) and isinstance(bias, Tensor | None):
         # In one launch: the step of an eager decoder is made of little else.
         log_n, s = math.log(num_keys), s.to(at_least_float32(s.dtype))
@@ -51,7 +51,7 @@ def unchecked_ssmax_factor(num_keys: int | Tensor, s: Number, bias: Number | Non
 
 
 def held_ssmax_factor(num_keys: int | Tensor, s: Number, train_length: int) -> Tensor:
-    """s log min(n, L): SSMax up to the training length, a constant beyond."""
+    """Compute s log min(n, L): SSMax up to the training length, a constant beyond."""
     is_tensor = isinstance(num_keys, Tensor)
     return ssmax_factor(
         num_keys.clamp_max(train_length) if is_tensor else min(num_keys, train_length), s
@@ -59,43 +59,43 @@ def held_ssmax_factor(num_keys: int | Tensor, s: Number, train_length: int) -> T
 
 
 def probe_factor(num_keys: Tensor, s: Number, bias: Number, table: Tensor) -> Tensor:
-    """s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
-    place = (num_keys - 1).clamp(0, table.shape[0] - 1).long()
-    p_n, s, b = _per_head(table[place], s, bias)
+    """Compute s p_n + b with p_n from a table over n = 1..L, held at its last value beyond."""
+    index = (num_keys - 1).clamp(0, table.shape[0] - 1).long()
+    p_n, s, b = _per_head(table[index], s, bias)
     return s * p_n + b
 
 
 def clamp_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
-    """max(1, log n / log L): softmax within the training length."""
+    """Compute max(1, log n / log L): softmax within the training length."""
     (n,) = _per_head(num_keys)
     return (n.log() / math.log(train_length)).clamp_min(1.0)
 
 
 def llama4_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
-    """1 + beta log(1 + floor(n / L0)): Llama 4 counts n, the position plus one."""
+    """Compute 1 + beta log(1 + floor(n / L0)): Llama 4 counts n, the position plus one."""
     (steps,) = _per_head(1 + torch.as_tensor(num_keys) // floor_length)
     return 1.0 + beta * steps.log()
 
 
 def ministral3_factor(num_keys: int | Tensor, beta: float, floor_length: int) -> Tensor:
-    """1 + beta log(1 + floor((n - 1) / L0)): Ministral 3 counts the position, n - 1."""
+    """Compute 1 + beta log(1 + floor((n - 1) / L0)): Ministral 3 counts positions, n - 1."""
     return llama4_factor(torch.as_tensor(num_keys) - 1, beta, floor_length)
 
 
 def yarn_factor(num_keys: int | Tensor, train_length: int) -> Tensor:
-    """(0.1 log max(n / L, 1) + 1)^2: YaRN scales query and key alike, hence the square."""
+    """Compute (0.1 log max(n / L, 1) + 1)^2: YaRN scales query and key alike."""
     (n,) = _per_head(num_keys)
     return (0.1 * (n.log() - math.log(train_length)).clamp_min(0.0) + 1.0).square()
 
 
 def sqrt_log_factor(num_keys: int | Tensor, s: Number) -> Tensor:
-    """s sqrt(log n)."""
+    """Compute s sqrt(log n)."""
     n, s = _per_head(num_keys, s)
     return s * n.log().sqrt()
 
 
 def polylog_factor(num_keys: int | Tensor, beta: Number, gamma: Number) -> Tensor:
-    """1 + beta (log n)^gamma, 1 at n = 1 whatever gamma is."""
+    """Compute 1 + beta (log n)^gamma, 1 at n = 1 whatever gamma is."""
     n, beta, gamma = _per_head(num_keys, beta, gamma)
     grown = n > 1
     power = torch.where(grown, n.log(), 1.0) ** gamma
@@ -134,7 +134,7 @@ def check_finite(name: str, value: Number) -> None:
 
 
 def _per_head(num_keys: int | Tensor, *values: Number) -> tuple[Tensor, ...]:
-    """n with room for the heads, and the values as columns: float32 or wider, ready to multiply."""
+    """Shape n and the values per head for a product, float32 or wider."""
     tensors = [value for value in (num_keys, *values) if isinstance(value, Tensor)]
     dtype = functools.reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
     n, *rest = (

@@ -13,7 +13,7 @@ from ssmax.ops.scale import Number, check_finite, unchecked_ssmax_factor
 def ssmax(
     z: Tensor, s: Number, *, bias: Number | None = None, mask: Tensor | None = None, dim: int = -1
 ) -> Tensor:
-    """softmax((s log n + b) z) along dim, n being the number of visible entries.
+    """Compute softmax((s log n + b) z) along dim, n being the number of visible entries.
 
     `mask` is True where visible and broadcasts to z; an entry of -inf is hidden too. A row in which
     nothing is visible gives zeros. s and bias are numbers or tensors that broadcast to z and do not
@@ -29,7 +29,7 @@ def ssmax(
 
 
 def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = -1) -> Tensor:
-    """n**(s z) / sum of n**(s z): the definition, evaluated as it is written."""
+    """Compute n**(s z) / sum of n**(s z): the definition, evaluated as it is written."""
     visible, num_visible = _visible_entries(z, mask, dim)
     exponent = _along(z, "s", s, dim) * z.masked_fill(~visible, 0.0)
     # A common factor of all entries: it keeps the powers in range and cancels in the ratio.
@@ -43,7 +43,7 @@ def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = 
 
 
 def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
-    """Which entries are visible, and how many along dim (kept as 1)."""
+    """Find which entries are visible, and how many along dim (kept as 1)."""
     if not isinstance(z, Tensor):
         raise UsageError(f"z must be a tensor, got {type(z).__name__}; write torch.tensor(...)")
     if not z.is_floating_point():
@@ -71,7 +71,7 @@ def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, 
 
 
 def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim: int) -> Tensor:
-    """s log n + b in float32 or wider, shaped to multiply z."""
+    """Compute s log n + b in float32 or wider, shaped to multiply z."""
     s = _along(z, "s", s, dim)
     bias = None if bias is None else _along(z, "bias", bias, dim)
     # One more dimension than z: the values line up with z, none is taken for heads.
@@ -82,7 +82,7 @@ def _factor(z: Tensor, s: Number, bias: Number | None, num_visible: Tensor, dim:
 
 
 def _along(z: Tensor, name: str, value: Number, dim: int) -> Tensor:
-    """A value as a tensor of z's rank that does not vary along dim, as wide as z and float32."""
+    """Shape a value to z's rank, checked not to vary along dim, as wide as z and float32."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not (is_number or (isinstance(value, Tensor) and value.is_floating_point())):
         raise UsageError(f"{name} must be a number or a floating tensor, got {value!r}")

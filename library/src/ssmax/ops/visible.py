@@ -221,7 +221,7 @@ class MaskSpec:
 
 
 def row_blocks(num_queries: int, rows_per_block: int = ROWS_PER_BLOCK) -> Iterator[Span]:
-    """Queries a block at a time, so that a mask over them stays small; at least one block.
+    """Split queries into blocks, so that a mask over one stays small; at least one block.
 
     torch.compile gets them all at once: a graph for every number of blocks would be worse.
     """
@@ -247,7 +247,7 @@ def mask_spec(
     num_heads: int | None = None,
     device: torch.device | str | None = None,
 ) -> MaskSpec:
-    """Check one description of what is visible and reduce it to intervals, padding and a mask.
+    """Check a description of what is visible and make a mask spec of it.
 
     `batch` and `num_heads`, where known, are what the tensors must fit. `max_seqlen` promises that
     no packed document is longer: a kernel then leaves out what it would only find empty.
@@ -291,7 +291,7 @@ def mask_spec(
 
 
 def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
-    """n along dim of a mask: integers, at least 1.
+    """Count n along dim of a mask: integers, at least 1.
 
     True is visible; an additive mask hides by -5e3 or any lower number.
     """
@@ -325,7 +325,7 @@ def visible_keys(
     positions: Tensor | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """n for every query: (T,), or (B, T) with padding or positions by row; integers, at least 1.
+    """Count n for every query: (T,), or (B, T) with padding or positions by row; at least 1.
 
     With fewer queries than keys the queries are the last ones (cached decoding). `window` W is the
     query itself and the W - 1 keys before it; a pair (left, right) is FlashAttention's.
@@ -367,13 +367,13 @@ def is_tracing() -> bool:
 
 
 def _rows_and_keys(mask: Tensor, rows: Span, keys: Span) -> Tensor:
-    """A block of a mask whose last two dimensions may be 1."""
+    """Cut a block out of a mask whose last two dimensions may be 1."""
     mask = mask if mask.shape[-2] == 1 else mask[..., rows[0] : rows[1], :]
     return mask if mask.shape[-1] == 1 else mask[..., keys[0] : keys[1]]
 
 
 def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """What an explicit mask shows and what it adds, both 4-D."""
+    """Split an explicit mask into what it shows and what it adds, both 4-D."""
     if attn_mask is None:
         return None, None
     mask = attn_mask[(None,) * (4 - attn_mask.dim())]
@@ -384,7 +384,7 @@ def _mask_and_bias(attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | No
 
 
 def _end_of_run(positions: Tensor) -> Tensor:
-    """One past the last key of the document around each key; positions rise by 1 inside one."""
+    """Find one past the last key of the document around each key; positions rise by 1 in one."""
     length = positions.shape[-1]
     if length == 0:
         return positions
@@ -396,7 +396,7 @@ def _end_of_run(positions: Tensor) -> Tensor:
 
 
 def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) -> torch.device:
-    """The device that all of them are on; lists and strays are refused by name."""
+    """Find the device of the tensors; raise on what is none, and on two devices."""
     for name, tensor in tensors.items():
         if tensor is None:
             continue
@@ -411,7 +411,7 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
 
 
 def window_pair(window: Window) -> tuple[int, int]:
-    """A window as (left, right), -1 for unbounded: W is (W - 1, 0)."""
+    """Turn a window into (left, right), -1 for unbounded: W is (W - 1, 0)."""
     if window is None:
         return UNBOUNDED, UNBOUNDED
     if isinstance(window, Integral) and not isinstance(window, bool):
@@ -475,7 +475,7 @@ def _check_mask(
 
 
 def _check_additive(name: str, mask: Tensor) -> None:
-    """Refuse NaN and +inf, which would make every weight of a row NaN."""
+    """Raise on NaN and +inf, which would make every weight of a row NaN."""
     if mask.dtype == torch.bool or not mask.numel() or not can_read_without_sync(mask):
         return
     # The maximum of anything and NaN is NaN.
@@ -543,7 +543,7 @@ def _check_positions(
 ) -> None:
     if positions.is_floating_point() or positions.dtype == torch.bool:
         raise UsageError(
-            "positions must be integers, the place of every query in its document, got "
+            "positions must be integers, counted from the start of every document, got "
             f"{positions.dtype}; write .long(), and {ROTARY_HINT}"
         )
     if positions.dim() not in (1, 2) or positions.shape[-1] != num_queries:
@@ -571,28 +571,28 @@ def _check_positions(
 def _check_order(
     positions: Tensor, is_causal: bool, num_keys: int, key_padding_mask: Tensor | None
 ) -> None:
-    """Raise where positions do not tell where a document starts, as far as they can be read.
+    """Raise where positions do not say where a document starts, as far as they can be read.
 
-    In the first one causal queries may leave places out, as a cache does that has dropped keys: it
-    starts with the row. Padding is free.
+    In the first document causal queries may leave positions out, as a cache does that has dropped
+    keys: it starts with the row. Padding is free.
     """
     num_queries = positions.shape[-1]
     if not can_read_without_sync(positions) or num_queries < 2:
         return
     before, after = positions[..., :-1], positions[..., 1:]
-    goes_on = after == before + 1
+    continues = after == before + 1
     if is_causal:
         starts = before == 0
         starts[..., 0] &= num_queries < num_keys
-        goes_on |= (after > before) & (starts.cumsum(-1) == 0)
-    is_wrong = ~goes_on & (after != 0)
+        continues |= (after > before) & (starts.cumsum(-1) == 0)
+    is_wrong = ~continues & (after != 0)
     if key_padding_mask is not None and can_read_without_sync(key_padding_mask):
         # Those of the queries, the last keys; queries before the first key see nothing either.
         is_token = torch.nn.functional.pad(key_padding_mask, (num_queries - num_keys, 0))
         is_wrong = is_wrong & is_token[:, :-1] & is_token[:, 1:]
     if is_wrong.any():
-        place = tuple(is_wrong.nonzero()[0].tolist())
-        here, last = (int(part.expand(is_wrong.shape)[place]) for part in (after, before))
+        first = tuple(is_wrong.nonzero()[0].tolist())
+        here, last = (int(part.expand(is_wrong.shape)[first]) for part in (after, before))
         raise UsageError(
             "positions must rise by 1 inside a document and begin the next one at 0, "
             f"got {here} after {last}; {ROTARY_HINT}"

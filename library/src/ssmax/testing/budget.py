@@ -7,7 +7,7 @@ from torch import Tensor
 def assert_no_worse_than(
     out: Tensor, eager: Tensor, exact: Tensor, *, slack: float = 2.0, name: str = "out"
 ) -> None:
-    """The error of `out` against float64 is at most `slack` times that of eager code in its dtype.
+    """Assert that `out` errs, against float64, at most `slack` times as much as eager code.
 
     To it come four roundings of the largest value, for the cases in which eager code is lucky; and
     as the largest error of a handful of values says little, below 64 of them the slack is four

@@ -25,16 +25,16 @@ class Case:
     seed: int = 0
 
     @property
-    def visibility(self) -> dict[str, Any]:
-        """The options that say what is visible."""
+    def mask_options(self) -> dict[str, Any]:
+        """Select the options that say what is visible."""
         other = ("bias", "num_keys", "scale", "enable_gqa")
         return {name: value for name, value in self.options.items() if name not in other}
 
     def mask(self) -> Tensor:
-        """Who sees whom, by brute force: (B, H, T, S)."""
+        """Find who sees whom, by brute force: (B, H, T, S)."""
         batch, num_heads, num_queries, _ = self.q.shape
         return oracle_mask(
-            num_queries, self.k.shape[2], batch=batch, num_heads=num_heads, **self.visibility
+            num_queries, self.k.shape[2], batch=batch, num_heads=num_heads, **self.mask_options
         )
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ def make_case(
     seed: int = 0,
     **options: Any,
 ) -> Case:
-    """Random q, k, v and a positive s per head under the given options."""
+    """Draw q, k, v and a positive s per head under the given options."""
     keys = queries if keys is None else keys
     kv_heads = heads if kv_heads is None else kv_heads
     generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def make_case(
 
 
 def named_cases(dtype: torch.dtype = torch.float64) -> list[Case]:
-    """One case for every situation in which attention has to know n."""
+    """Make one case for every situation in which attention has to know n."""
     left = _padding([4, 0], 9, side="left")
     right = _padding([0, 5], 9, side="right")
     bounds = torch.tensor([0, 2, 3, 9], dtype=torch.int32)
@@ -126,7 +126,7 @@ def named_cases(dtype: torch.dtype = torch.float64) -> list[Case]:
 
 
 def random_case(rng: random.Random, *, dtype: torch.dtype | None = None, most: int = 12) -> Case:
-    """Any combination of shapes and options that an attention has to serve."""
+    """Draw any combination of shapes and options that an attention has to serve."""
     dtype = dtype or rng.choice([torch.float64, torch.float32, torch.bfloat16, torch.float16])
     seed = rng.randrange(1 << 30)
     batch, kv_heads, group = rng.randint(1, 3), rng.randint(1, 2), rng.choice([1, 1, 2, 3])
@@ -190,7 +190,7 @@ def _padding(
 
 
 def _restarting(rng: random.Random, length: int) -> list[int]:
-    """Positions of documents packed into one row, the first perhaps cut at its start."""
+    """Draw positions of documents packed into one row, the first perhaps cut at its start."""
     position, positions = rng.choice([0, 0, rng.randint(0, 5)]), []
     for _ in range(length):
         positions.append(position)
@@ -214,7 +214,7 @@ def _random_mask(
 
 
 def _laid_out(rng: random.Random, case: Case) -> dict[str, Tensor]:
-    """The same heads, as projections and slices leave them in memory."""
+    """Lay the heads out as projections and slices leave them in memory."""
     layout = rng.choice(["plain", "plain", "projected", "strided"])
     heads = {"q": case.q, "k": case.k, "v": case.v}
     if layout == "projected":

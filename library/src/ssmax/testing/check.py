@@ -39,7 +39,7 @@ class Report:
         return all(outcome.verdict == "right" for outcome in self.outcomes)
 
     def wrong(self) -> list[Outcome]:
-        """The cases that came out wrong."""
+        """Select the cases that came out wrong."""
         return [outcome for outcome in self.outcomes if outcome.verdict == "wrong"]
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
 
 
 def _diagnose(case: Case, out: Tensor, tolerance: float) -> str:
-    """The first known mistake that explains the output."""
+    """Find the first known mistake that explains the output."""
     if out.isnan().any():
         return "NaN"
     for mistake, num_keys in _mistaken_counts(case).items():
@@ -107,7 +107,7 @@ def _diagnose(case: Case, out: Tensor, tolerance: float) -> str:
 
 
 def _mistaken_counts(case: Case) -> dict[str, Tensor | int]:
-    """What n has been taken for, in published code."""
+    """List what n has been taken for, in published code."""
     batch, heads, queries, width = case.q.shape
     keys = case.k.shape[2]
     n = case.mask().sum(-1).clamp_min(1)
@@ -115,12 +115,12 @@ def _mistaken_counts(case: Case) -> dict[str, Tensor | int]:
     return {
         "the number of keys, seen or not": keys,
         "the number of queries": queries,
-        "the place in the row, whatever is masked": (index + 1).clamp_min(1),
-        "the place in the chunk, without the cache": torch.arange(1, queries + 1),
+        "the position in the row, whatever is masked": (index + 1).clamp_min(1),
+        "the position in the chunk, without the cache": torch.arange(1, queries + 1),
         "n + 1": n + 1,
         "the n of the first row": n[:1].expand(batch, heads, queries),
-        "the head width": width,
-        "the model width": heads * width,
+        "head_dim": width,
+        "the hidden size": heads * width,
     }
 
 

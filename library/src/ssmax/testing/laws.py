@@ -51,7 +51,7 @@ def padding_changes_nothing(attention: Attention) -> None:
         _same(padded[:, :, left : left + 6], plain, f"{left} pads before and {right} after")
 
 
-def packed_documents_are_strangers(attention: Attention) -> None:
+def packed_documents_are_independent(attention: Attention) -> None:
     """Documents packed into one row come out as each alone."""
     bounds = [0, 3, 4, 10]
     case = make_case("packed", queries=10)
@@ -65,7 +65,7 @@ def packed_documents_are_strangers(attention: Attention) -> None:
         _same(packed[:, :, start:stop], alone, f"document at {start}..{stop - 1}")
 
 
-def hidden_keys_have_no_say(attention: Attention) -> None:
+def hidden_keys_have_no_effect(attention: Attention) -> None:
     """What a masked key or value holds never shows."""
     case = make_case("hidden", is_causal=True)
     keep = torch.ones(2, 9, dtype=torch.bool)
@@ -107,8 +107,8 @@ LAWS: dict[str, Callable[[Attention], None]] = {
         rows_do_not_see_their_neighbours,
         any_split_into_chunks_agrees,
         padding_changes_nothing,
-        packed_documents_are_strangers,
-        hidden_keys_have_no_say,
+        packed_documents_are_independent,
+        hidden_keys_have_no_effect,
         the_order_of_the_keys_is_free,
         a_constant_on_every_logit_cancels,
         a_single_key_gets_all_the_weight,
@@ -117,7 +117,7 @@ LAWS: dict[str, Callable[[Attention], None]] = {
 
 
 def check_laws(attention: Attention) -> dict[str, str]:
-    """The laws that the attention breaks, each with how; empty if it keeps all that it serves."""
+    """List the laws that the attention breaks, each with how; empty if it keeps all it serves."""
     broken = {}
     for name, law in LAWS.items():
         try:

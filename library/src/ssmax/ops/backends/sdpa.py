@@ -127,7 +127,7 @@ def _run(
             if "No available kernel" not in str(error):
                 raise
             raise UsageError(
-                f"backend={kernel!r} cannot serve this inputs: PyTorch has no such kernel for "
+                f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
                 f"{inputs.q_BHTD.dtype}, head_dim {inputs.q_BHTD.shape[-1]}, values of width "
                 f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "
                 f"{inputs.dropout_p:g} on {inputs.q_BHTD.device}; pass backend='auto' or another"

@@ -25,10 +25,10 @@ def decode_attention(
     scale: float | None = None,
     impl: Impl = "auto",
 ) -> Tensor:
-    """softmax(q k^T scale) v of one query a row, over keys start to stop - 1 of its row.
+    """Compute softmax(q k^T scale) v of one query a row over keys start to stop - 1.
 
     k and v are a whole cache, written or not. The bounds are integers on the device: a CUDA graph
-    that was recorded once serves every length. They lie within the cache: on the CPU others are an
+    that was captured once serves every length. They lie within the cache: on the CPU others are an
     error, on a GPU they end where it does. A row without keys gives zeros. No gradient. A named
     impl never falls back to another.
     """

@@ -79,7 +79,7 @@ def rope_ssmax(
 
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
-    """q times its factor in float32 or wider, cast once: rope_scale without rotation or keys."""
+    """Multiply q by its factor in float32 or wider, cast once."""
     # For few elements an operator's door takes longer than a plain launch. In a graph there are no
     # doors, and to ask for a number there would make it another graph.
     is_plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -154,7 +154,7 @@ def _kernels():
 
 
 def _is_step(q: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> bool:
-    """One token, float32 values per head: what the kernel of a decoding step takes."""
+    """True for one token with float32 values per head: what the kernel of a step takes."""
     values = [s] if bias is None else [s, bias]
     return (
         q.shape[2] == 1
@@ -170,7 +170,7 @@ def _is_step(q: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> boo
 
 
 def _alike(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Tables that one set of strides serves."""
+    """Make tables that one set of strides serves."""
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         return cos.contiguous(), sin.contiguous()
     return cos, sin
@@ -190,7 +190,7 @@ def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
-    """Raise on what is no factor of these queries; the factor, expanded to (B or 1, H, T)."""
+    """Raise on what is no factor of these queries; return it as (B or 1, H, T)."""
     if not isinstance(factor, Tensor):
         kind = type(factor).__name__
         raise UsageError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
@@ -207,6 +207,6 @@ def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
 
 
 def _for_every_head_and_token(factor: Tensor, q: Tensor) -> Tensor:
-    """(B, H, T), or (1, H, T) where the rows share it: then it is read once for all of them."""
+    """Expand to (B, H, T), or (1, H, T) where the rows share it: it is then read once."""
     is_shared = factor.dim() < 3 or factor.shape[0] == 1
     return factor.expand(1 if is_shared else q.shape[0], *q.shape[1:3])

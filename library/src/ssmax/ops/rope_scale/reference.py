@@ -11,14 +11,14 @@ from ssmax.ops.rope import rotate
 def rope_scale_reference(
     q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor_BHT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Rotate both, scale the query, in float32 or wider; one cast at the end."""
+    """Rotate both and scale the query, in float32 or wider; one cast at the end."""
     q = rotate(q_BHTD, cos, sin) * factor_BHT.unsqueeze(-1)
     k = rotate(k_BGTD, cos, sin)
     return q.to(q_BHTD.dtype), k.to(k_BGTD.dtype)
 
 
 def scale_query_reference(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
-    """q times its factor in float32 or wider, cast once."""
+    """Multiply q by its factor in float32 or wider, cast once."""
     factor = factor_BHT.unsqueeze(-1)
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_transformed():
         return (q_BHTD * factor).to(q_BHTD.dtype)
@@ -35,7 +35,7 @@ def _is_transformed() -> bool:
 def rope_scale_step(
     q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The same, written for torch.compile to make one small kernel of it and of the factor.
+    """Do the same, written for torch.compile to make one small kernel of it and of the factor.
 
     A decoding step costs what its launches and their latencies cost. With as many key heads as
     query heads the compiler makes one kernel of q and k, and the factor is cheapest in the tables,

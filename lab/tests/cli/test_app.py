@@ -386,7 +386,7 @@ def test_a_run_is_measured(home, capsys):
     assert cli.run(score.split()) == 0
     assert "of 1 numbers found" in capsys.readouterr().out
     names = sorted(path.name for path in (home / "results").iterdir())
-    assert names == ["sharpness.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
+    assert names == ["needle.jsonl", "needle_score.jsonl", "position_loss.jsonl", "sharpness.jsonl"]
     assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()
     assert '"run": "quick-b+softmax"' in (home / "results" / "needle_score.jsonl").read_text()
     for typed, message in (

@@ -41,7 +41,7 @@ from ssmax_lab.train.questions import (
     check_samples,
     with_full_paths,
 )
-from ssmax_lab.train.run_config import MODEL, resumed_config
+from ssmax_lab.train.run import MODEL, resumed_config
 from ssmax_lab.train.task import adamw
 
 MOST_STEPS, EPOCHS = 1000, 3

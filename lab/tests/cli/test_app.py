@@ -38,7 +38,7 @@ def home(tmp_path, monkeypatch):
 
 def test_from_text_to_an_answer(home, capsys):
     assert cli.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"]) == 0
-    assert "to train on" in capsys.readouterr().out
+    assert "tokens/train: " in capsys.readouterr().out
     assert cli.run(["data", "verify", "tokens"]) == 0
     assert "whole" in capsys.readouterr().out
     assert cli.run(["pretrain", "--data", "tokens", *TINY]) == 0
@@ -386,7 +386,7 @@ def test_a_run_is_measured(home, capsys):
     assert cli.run(score.split()) == 0
     assert "of 1 numbers found" in capsys.readouterr().out
     names = sorted(path.name for path in (home / "results").iterdir())
-    assert names == ["sharpness.jsonl", "needle.jsonl", "needle_score.jsonl", "position_loss.jsonl"]
+    assert names == ["needle.jsonl", "needle_score.jsonl", "position_loss.jsonl", "sharpness.jsonl"]
     assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()
     assert '"run": "quick-b+softmax"' in (home / "results" / "needle_score.jsonl").read_text()
     for typed, message in (

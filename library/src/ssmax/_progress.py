@@ -62,6 +62,7 @@ class TerminalHandler(logging.Handler):
         self._is_read: bool = True
         self._has_bar: bool = False
         self._last: float = -math.inf
+        self._said: str = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record; progress overwrites earlier progress."""
@@ -74,8 +75,10 @@ class TerminalHandler(logging.Handler):
             # A line that wraps could not be overwritten.
             self._write(f"[{filled:-<{BAR}}] {text}"[: shutil.get_terminal_size().columns - 1])
             self._has_bar = True
-        elif share >= 1.0 or time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
+        elif text != self._said and (
+            share >= 1.0 or time.monotonic() - self._last >= SECONDS_BETWEEN_LINES
+        ):
+            self._last, self._said = time.monotonic(), text
             self._write(f"{text}\n")
 
     def close(self) -> None:

@@ -95,8 +95,8 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
     assert (outcome.step, outcome.stopped_by) == (step, "SIGTERM")
     assert not (tmp_path / "stopped" / "model").exists()
     finetune_converted(models / name, tmp_path / "stopped", ranks=CPU, resume=True)
-    journals = [(tmp_path / run / "metrics.jsonl").read_bytes() for run in ("whole", "stopped")]
-    assert journals[0] == journals[1]
+    metrics = [(tmp_path / run / "metrics.jsonl").read_bytes() for run in ("whole", "stopped")]
+    assert metrics[0] == metrics[1]
     whole, stopped = weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped")
     for weight in whole:
         assert torch.equal(whole[weight], stopped[weight]), weight

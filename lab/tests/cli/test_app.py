@@ -370,7 +370,7 @@ def test_a_run_is_measured(home, capsys):
     assert "cell 4/4" in capsys.readouterr().err
     score = "evaluate needle-score runs/quick-b --length 200 --trials 2 --rule softmax"
     assert cli.run(score.split()) == 0
-    assert "of 2 numbers found" in capsys.readouterr().out
+    assert "needle retrieval accuracy" in capsys.readouterr().out
     assert cli.run([*score.split(), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line).get("trial") for line in lines] == [None, 0, 1]
@@ -384,7 +384,7 @@ def test_a_run_is_measured(home, capsys):
     capsys.readouterr()
     score = "evaluate needle-score runs/quick-b-qa --length 200 --trials 1"
     assert cli.run(score.split()) == 0
-    assert "of 1 numbers found" in capsys.readouterr().out
+    assert "needle retrieval accuracy" in capsys.readouterr().out
     names = sorted(path.name for path in (home / "results").iterdir())
     assert names == ["needle.jsonl", "needle_score.jsonl", "position_loss.jsonl", "sharpness.jsonl"]
     assert '"run": "quick-b@500000"' in (home / "results" / "needle.jsonl").read_text()

@@ -331,8 +331,8 @@ def _needle_score(
     mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
     for layer, head, score in top_heads(mean, 5):
         print(f"layer {layer:2} head {head:2}  mean needle score {score:.4f}")
-    found = sum(score.is_whole for score in scores)
-    print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
+    print(f"needle retrieval accuracy {np.mean([score.is_whole for score in scores]):.3f}")
+    print(here.results / NEEDLE_SCORE)
 
 
 def _sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:

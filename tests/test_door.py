@@ -314,7 +314,7 @@ def test_every_setting_of_a_run_is_in_the_reference_and_says_what_it_is():
 
 
 def test_rooms_that_the_api_lists_are_there():
-    import_of = "import ssmax, ssmax_lab.tiny; ssmax_lab.tiny.run_folder; ssmax.ops.decode"
+    import_of = "import ssmax, ssmax_lab.tiny; ssmax_lab.tiny.run_folder; ssmax.ops.scale"
     subprocess.run([sys.executable, "-c", import_of], check=True)
     with pytest.raises(AttributeError, match="no attribute 'los'"):
         ssmax.ops.los  # noqa: B018 (the access is the test)

@@ -149,7 +149,7 @@ def test_what_is_packed_is_rounded_and_its_means_are_not(packed, tiny, tmp_path)
     ((score,),) = second.scores["a"].values()
     assert score.number_scores == [[0.12346, 0.0], [0.5, 0.25]]
     (sharpness,) = second.sharpness["a"].values()
-    assert (sharpness.entropy, sharpness.largest) == ([[[0.33333]]], [[[0.66667]]])
+    assert (sharpness.entropy, sharpness.largest) == ([[[0.333333]]], [[[0.666667]]])
 
 
 def test_a_loss_that_is_not_finite_stays_where_it_is(packed, tmp_path):

@@ -21,7 +21,7 @@ from ssmax_lab.train.checkpoint import branch, checkpoint_folder, newest_checkpo
 from ssmax_lab.train.dist import clip_gradients, single_process
 from ssmax_lab.train.loop import accumulate_gradients, graceful_shutdown
 from ssmax_lab.train.metrics import MetricsMark, MetricsWriter, flops_per_token
-from ssmax_lab.train.run_config import resumed_config
+from ssmax_lab.train.run import resumed_config
 from ssmax_lab.train.task import Batch, LMTask, Loss, learning_rate
 
 CPU = single_process(torch.device("cpu"))

@@ -167,7 +167,7 @@ def _check(
     from ssmax.hf.sources import CONFIG, check_source, check_typed
     from ssmax.nn.rules import RULES
     from ssmax_lab.data.preparation import text_to_measure
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     if (run is None) == (not hf):
         raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")

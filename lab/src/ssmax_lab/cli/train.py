@@ -55,7 +55,7 @@ def pretrain(
     """
     from ssmax._device import check_device
     from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
-    from ssmax_lab.train.run_config import check_text, named_folder, resumed_config
+    from ssmax_lab.train.run import check_text, named_folder, resumed_config
 
     overrides = _overrides(file, set_, on_nonfinite)
     recipe = "quick" if preset is None else preset
@@ -143,7 +143,7 @@ def finetune(
     from ssmax.nn.rules import RULES
     from ssmax_lab.train.config import ConvertedTrainConfig
     from ssmax_lab.train.questions import check_files, check_folder_and_base, check_samples
-    from ssmax_lab.train.run_config import named_folder, read_run_config, with_name
+    from ssmax_lab.train.run import named_folder, read_run_config, with_name
 
     overrides = _overrides(file, set_, on_nonfinite)
     if hf and config is not None:
@@ -212,7 +212,7 @@ def generate(
     """Continue prompts with a run's model."""
     from ssmax._device import select_device
     from ssmax_lab.model.config import check_sampling
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     read_run_config(folder)
     check_sampling(temperature, top_k, top_p)
@@ -269,7 +269,7 @@ def export(folder: Run, out: Out, json_: Json = False) -> None:
     import json
 
     from ssmax._files import check_empty
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     read_run_config(folder)
     check_empty(out)

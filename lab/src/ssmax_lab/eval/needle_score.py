@@ -11,8 +11,8 @@ from ssmax_lab.data.haystack import (
     DIGITS,
     Haystack,
     Needle,
-    says_first_digit,
-    says_number,
+    has_first_digit,
+    is_exact_match,
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
@@ -72,8 +72,8 @@ def measure_needle_scores(
                     trial=trial,
                     number=stack.needle.number,
                     said=said,
-                    is_whole=says_number(said, stack.needle.number),
-                    first_digit=says_first_digit(said, stack.needle.number),
+                    is_whole=is_exact_match(said, stack.needle.number),
+                    first_digit=has_first_digit(said, stack.needle.number),
                     number_scores=weights_LH.tolist(),
                     provenance=provenance,
                 )

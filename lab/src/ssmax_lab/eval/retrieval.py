@@ -13,11 +13,11 @@ from ssmax_lab.data.haystack import (
     DIGITS,
     Haystack,
     Needle,
-    found_digits,
+    count_matching_digits,
+    has_first_digit,
     hide,
+    is_exact_match,
     random_needle,
-    says_first_digit,
-    says_number,
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
@@ -73,9 +73,9 @@ def measure_retrieval(
                     city=stack.needle.city,
                     number=stack.needle.number,
                     said=said,
-                    is_whole=says_number(said, stack.needle.number),
-                    first_digit=says_first_digit(said, stack.needle.number),
-                    digits_right=found_digits(said, stack.needle.number),
+                    is_whole=is_exact_match(said, stack.needle.number),
+                    first_digit=has_first_digit(said, stack.needle.number),
+                    digits_right=count_matching_digits(said, stack.needle.number),
                     provenance=provenance,
                 )
                 for trial, (stack, said) in enumerate(

@@ -13,7 +13,7 @@ from ssmax_lab.data.tokenizer import FILE, load_tokenizer
 from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
 from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.study.measurement import Measurement, weights_hash
-from ssmax_lab.train.run_config import MODEL
+from ssmax_lab.train.run import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")

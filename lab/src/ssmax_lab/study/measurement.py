@@ -45,7 +45,7 @@ from ssmax_lab.records import (
     to_jsonl,
 )
 from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax_lab.train.run_config import text_of_run, with_name
+from ssmax_lab.train.run import text_of_run, with_name
 
 
 class Measurement:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ssmax_lab.train.recipes import configured as configured
     from ssmax_lab.train.run import load_run_model as load_run_model
     from ssmax_lab.train.run import load_run_tokenizer as load_run_tokenizer
-    from ssmax_lab.train.run_config import read_run_config as read_run_config
+    from ssmax_lab.train.run import read_run_config as read_run_config
 
 _HOME_OF = {
     "Outcome": "loop",
@@ -32,7 +32,7 @@ _HOME_OF = {
     "load_run_model": "run",
     "load_run_tokenizer": "run",
     "pretrain": "pretraining",
-    "read_run_config": "run_config",
+    "read_run_config": "run",
     "train": "loop",
 }
 

@@ -41,7 +41,7 @@ from ssmax_lab.train.questions import (
     check_samples,
     with_full_paths,
 )
-from ssmax_lab.train.run_config import MODEL, resumed_config
+from ssmax_lab.train.run import MODEL, resumed_config
 from ssmax_lab.train.task import adamw
 
 MOST_STEPS, EPOCHS = 1000, 3
@@ -324,7 +324,7 @@ def _check_packing(model: Any) -> None:
     seen: list[int] = []
     device = next(model.parameters()).device
     positions = torch.arange(8, device=device).remainder(4).view(1, -1)
-    with watched(lambda module, num_keys, query: seen.append(int(num_keys.max()))):
+    with watched(lambda module, num_keys, *_: seen.append(int(num_keys.max()))):
         model(input_ids=positions, position_ids=positions, use_cache=False)
     if max(seen) > 4:
         raise UsageError(

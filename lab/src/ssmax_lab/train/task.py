@@ -18,7 +18,7 @@ from ssmax_lab.model.checkpoint import lm_of_shapes
 from ssmax_lab.model.loss import linear_cross_entropy
 from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
 from ssmax_lab.train.dist import DistContext, full_tensor, parallelize
-from ssmax_lab.train.run_config import MODEL
+from ssmax_lab.train.run import MODEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """scaled_dot_product_attention: every kernel of PyTorch's own, with a mask only where needed."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import itertools
 import warnings
@@ -120,7 +120,7 @@ def _run(
             return run()
         try:
             with warnings.catch_warnings():
-                # PyTorch warns of every kernel that it was told not to use; the error says it once.
+                # PyTorch warns of every kernel that was ruled out; the error says it once.
                 warnings.simplefilter("ignore", UserWarning)
                 return run()
         except RuntimeError as error:

@@ -129,7 +129,7 @@ def test_the_help_of_every_verb_is_whole_on_a_narrow_terminal(program, path, cap
     assert PROGRAMS[program].run([*path, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage" in out
-    for plural in ("[ARGS]...", "{PIECE}...", "{PROMPT}..."):
+    for plural in ("[ARGS]...", "{PART}...", "{PROMPT}..."):
         out = out.replace(plural, "")
     assert "..." not in out, "a verb's first sentence does not fit"
 

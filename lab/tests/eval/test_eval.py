@@ -13,10 +13,10 @@ import torch
 from ssmax_lab.data.haystack import (
     PAPERS_NEEDLE,
     Needle,
-    found_digits,
+    count_matching_digits,
     hide,
+    is_exact_match,
     random_needle,
-    says_number,
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import load_tokenizer
@@ -123,8 +123,8 @@ def test_bad_haystacks_are_refused(options, message):
     ],
 )
 def test_what_counts_as_found(said, whole, digits):
-    assert says_number(said, "8106422") == whole
-    assert found_digits(said, "8106422") == digits
+    assert is_exact_match(said, "8106422") == whole
+    assert count_matching_digits(said, "8106422") == digits
 
 
 def grid(subject, out, **options):

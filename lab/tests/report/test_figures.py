@@ -10,7 +10,7 @@ import pytest
 from ssmax_lab.analysis.fits import fit_shapes
 from ssmax_lab.analysis.measures import accuracy_map
 from ssmax_lab.analysis.vectors import figure3_input, softmax_output_of_last
-from ssmax_lab.configurations import MEASURED, labels, look
+from ssmax_lab.configurations import labels, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
 from ssmax_lab.report import figures
 from ssmax_lab.report.style import save
@@ -235,12 +235,6 @@ def test_legends_say_how_many_runs_where_configurations_differ_in_it():
     assert uneven == {"a": "(a) softmax, 3 runs", "b": "(b) SSMax, 1 run"}
     drawn = figures.figure5({"b": [LOSS]}, train_length=128, labels=uneven)
     assert "(b) SSMax, 1 run" in lines(drawn)
-
-
-def test_every_configuration_has_a_look_of_its_own():
-    assert set("abcdef") <= set(MEASURED)
-    assert len({look(name).colour for name in MEASURED}) == len(MEASURED)
-    assert look("another").label == "another"
 
 
 def test_drawing_needs_no_torch():

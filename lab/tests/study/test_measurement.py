@@ -96,7 +96,7 @@ def test_another_rule_has_the_s_that_is_asked_for(trained, tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_noticed_before_anything_is_measured(trained, tmp_path):
     (tmp_path / "results").write_text("a file")
-    with pytest.raises(OSError, match="results"):
+    with pytest.raises(ValueError, match="results must be a folder"):
         measurement(trained(2), tmp_path)
 
 

@@ -21,7 +21,7 @@ from ssmax_lab.train.checkpoint import branch, checkpoint_folder, newest_checkpo
 from ssmax_lab.train.dist import clip_gradients, single_process
 from ssmax_lab.train.loop import accumulate_gradients, graceful_shutdown
 from ssmax_lab.train.metrics import MetricsMark, MetricsWriter, flops_per_token
-from ssmax_lab.train.run_config import resumed_config
+from ssmax_lab.train.run import resumed_config
 from ssmax_lab.train.task import Batch, LMTask, Loss, learning_rate
 
 CPU = single_process(torch.device("cpu"))
@@ -471,11 +471,8 @@ def test_metrics_shorter_than_its_checkpoint_are_refused(tmp_path):
         MetricsWriter(tmp_path / "metrics.jsonl", mark=MetricsMark(bytes=10))
 
 
-@pytest.mark.parametrize(("old", "new", "fault"), [
-    (b'"lr": 0', b'"lr": 1', "its checksum differs"),
-    (b'"loss"', b'"loss#', "line 1 cannot be read"),
-])  # fmt: skip
-def test_metrics_that_were_changed_are_refused(small, tmp_path, old, new, fault):
+@pytest.mark.parametrize(("old", "new"), [(b'"lr": 0', b'"lr": 1'), (b'"loss"', b'"loss#')])
+def test_metrics_that_were_changed_are_refused(small, tmp_path, old, new):
     run, other = tmp_path / "run", tmp_path / "other"
     pretrain(small("a", run__steps=4), run, ranks=CPU)
     path = run / "metrics.jsonl"
@@ -483,7 +480,7 @@ def test_metrics_that_were_changed_are_refused(small, tmp_path, old, new, fault)
     assert old in whole
     path.write_bytes(whole.replace(old, new, 1))
     longer = resumed_config(run, {"run.steps": 6})
-    with pytest.raises(UsageError, match=rf"metrics.jsonl was changed .*{fault}"):
+    with pytest.raises(UsageError, match="metrics.jsonl was changed"):
         pretrain(longer, run, ranks=CPU, resume=True)
     with pytest.raises(UsageError, match="metrics.jsonl was changed"):
         branch(run, 4, other)

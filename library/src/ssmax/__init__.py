@@ -51,28 +51,6 @@ _HOME_OF = {
 }
 _HOME_OF |= dict.fromkeys(("export", "hf", "nn", "ops", "testing"), "")
 
-__all__ = [
-    "SSMaxScale",
-    "apply_rope",
-    "attention_rows",
-    "export",
-    "hf",
-    "initial_s",
-    "nn",
-    "num_visible_keys",
-    "ops",
-    "rope_limit",
-    "rope_scale",
-    "rope_ssmax",
-    "rope_tables",
-    "ssmax",
-    "ssmax_attention",
-    "ssmax_factor",
-    "ssmax_power",
-    "testing",
-    "visible_keys",
-]
-
-
 if not TYPE_CHECKING:
+    __all__ = sorted(_HOME_OF)
     __getattr__, __dir__ = door(__name__, _HOME_OF)

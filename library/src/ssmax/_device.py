@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_device(device: str | None) -> None:
-    """Raise on a name that is no device."""
+    """Refuse a name that is no device's."""
     if device not in (None, "cpu", "cuda"):
         raise UsageError(f"device must be cpu or cuda, got {device!r}")
 

@@ -29,7 +29,7 @@ _UNUSABLE = {
 
 
 def check_folder(folder: Path) -> None:
-    """Raise on a path where no folder can be, since it or one above it is a file."""
+    """Refuse a path where no folder can be, since it or one above it is a file."""
     for path in (folder, *folder.parents):
         if os.path.lexists(path):
             if not path.is_dir():
@@ -89,10 +89,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder to fill that takes the place of an empty one, or of none, once it is full.
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Make a folder to fill that takes its place once it is full; what is there must be empty.
 
-    Nothing of it is left behind by an error, nor by SIGTERM or SIGHUP.
+    Or it is replaced. Nothing is left behind by an error, nor by SIGTERM or SIGHUP.
     """
     # Also where it is "." or a link.
     folder = folder.resolve()
@@ -104,7 +104,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             partial.mkdir()
         try:
             yield partial
-            if folder.exists():
+            if replace:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif folder.exists():
                 folder.rmdir()
             partial.rename(folder)
         finally:
@@ -148,7 +150,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder; raise if another process is writing it. The lock goes with its process."""
+    """Refuse a folder that another process is writing; the lock goes with its process."""
     import fcntl  # only where there is POSIX, which reading does not need
 
     with _usable(folder):

@@ -1,4 +1,4 @@
-"""Packages whose names are loaded on first use."""
+"""Load the names of a package on first use."""
 
 import importlib
 import sys

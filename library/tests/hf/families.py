@@ -268,7 +268,7 @@ def count_against_weights(model):
             weights.setdefault(module, torch.cat(found, dim=-1) if found else None)
 
         handles.append(module.register_forward_hook(keep))
-    with watched(lambda module, n, query: counts.setdefault(module, n)):
+    with watched(lambda module, n, *_: counts.setdefault(module, n)):
         call(model, **inputs)
     for handle in handles:
         handle.remove()

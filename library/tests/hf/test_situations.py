@@ -28,6 +28,7 @@ from transformers.integrations import flex_attention as flex_integration
 import ssmax.hf
 from ssmax.hf import hook
 from ssmax.hf.masks import count_keys
+from ssmax.hf.verification import audited
 
 DECODERS = ("llama", "qwen3", "mistral", "gpt2", "gemma3_mixed")
 KINDS = ("eager", "sdpa", "flash_attention_2", "flex_attention")
@@ -439,7 +440,7 @@ def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, name, kind
         n_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
         compared.append(torch.equal(n_BHQ.expand_as(weighed_BHQ), weighed_BHQ))
 
-    with hook.audited(audit):
+    with hook.watched(audited(audit)):
         SITUATIONS[name]().run(model)
     assert len(compared) in (2, 8) and all(compared)
 
@@ -449,7 +450,7 @@ def test_a_cache_of_eight_bits_changes_the_keys_but_not_their_number():
     _, (model, _) = models("llama", torch.float64)
     model.config._attn_implementation = "sdpa"
     counts = []
-    with hook.watched(lambda module, n, query: counts.append(n.flatten().tolist())):
+    with hook.watched(lambda module, n, *_: counts.append(n.flatten().tolist())):
         in_parts(
             model, tokens_of(2, LENGTH), [9, 1, 2], lambda config: QuantizedCache("fp8", config)
         )

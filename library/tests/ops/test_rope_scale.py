@@ -20,7 +20,7 @@ from ssmax.ops.rope_scale import api, kernels
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 from ssmax.testing import assert_no_worse_than, oracle_attention
 
-# batch, query heads, key heads, tokens, head width, rotary width
+# batch, query heads, key heads, tokens, head_dim, rotary width
 SHAPES = [
     (2, 4, 2, 7, 16, 16),
     (1, 5, 5, 33, 24, 12),

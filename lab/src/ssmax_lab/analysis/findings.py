@@ -144,7 +144,7 @@ class Findings:
 
 
 def read_findings(folder: Path) -> Findings:
-    """The findings of a study's folder, from the jobs that are done."""
+    """Read the findings of a study's folder, from the jobs that are done."""
     values = read_study_file(folder)
     findings = Findings(study=values["study"], commands=values.get("commands", []))
     if (folder / PARTS).is_dir():
@@ -169,7 +169,7 @@ def read_findings(folder: Path) -> Findings:
 
 
 def read_study_file(folder: Path) -> dict[str, Any]:
-    """What a study's folder says of itself: the study, its jobs, and where it was made."""
+    """Read what a study's folder says of itself: the study, its jobs, where it was made."""
     path = folder / STUDY
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; ssmax-lab reproduce makes studies")
@@ -211,7 +211,7 @@ def no_study(path: Path, error: Exception) -> UsageError:
 
 @contextmanager
 def unpacked(archive: Path) -> Iterator[Path]:
-    """A folder with an archive's files, for as long as it is looked at."""
+    """Unpack an archive into a folder, for as long as it is looked at."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with tarfile.open(archive) as packed:
@@ -252,7 +252,7 @@ def _read_part(findings: Findings, folder: Path, part: str) -> None:
 
 
 def _newest(records: list[Any]) -> list[Any]:
-    """Those of the last measurement; what one with other settings left behind does not count."""
+    """Keep the records of the last measurement; those that other settings left do not count."""
     return [
         one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
     ]

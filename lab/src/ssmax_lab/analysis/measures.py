@@ -15,6 +15,11 @@ Curve = tuple[list[int], list[float]]
 
 TOP_HEADS = 25
 """So many heads are in figure 7, as in the paper."""
+TOP_SHARE = 25 / 144
+"""The share of the paper's heads that these are."""
+STRETCHES = 5
+"""A learning curve is compared in so many; few and long, since neighbouring steps of a run differ
+alike."""
 
 
 def values_of(home: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, list[float]]:
@@ -67,6 +72,12 @@ def last_tenth(curve: Curve) -> float:
     return float(np.mean(curve[1][-max(1, len(curve[1]) // 10) :]))
 
 
+def stretches(curve: Curve) -> list[float]:
+    """Average a training loss over each of a few stretches after its first tenth, the warm-up."""
+    kept = np.asarray(curve[1][len(curve[1]) // 10 :], float)
+    return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
+
+
 def by_position(records: Sequence[PositionLoss]) -> tuple[list[int], np.ndarray]:
     """Average losses over runs, in bins of about a hundredth of the positions."""
     return _in_bins(np.mean([record.mean for record in records], axis=0))
@@ -92,6 +103,18 @@ def mean_loss(length: int, *, is_long: bool) -> Callable[[PositionLoss], float]:
     """Make the function that averages a loss within the training length, or beyond it."""
     part = slice(length, None) if is_long else slice(length)
     return lambda record: float(np.mean(record.mean[part]))
+
+
+def losses_of_documents(record: PositionLoss, length: int, *, is_long: bool) -> list[float]:
+    """Average every document's loss within the training length, or beyond it."""
+    edges = np.asarray(record.edges)
+    # A range that holds the training length is on neither side.
+    columns = edges[:-1] >= length if is_long else edges[1:] <= length
+    if not columns.any():
+        return []
+    widths = np.diff(edges)[columns].astype(float)
+    values = np.asarray(record.binned)[:, columns]
+    return (values * widths / widths.sum()).sum(1).tolist()
 
 
 def retrieval_accuracy(length: int, *, is_long: bool) -> Callable[[list[NeedleTrial]], float]:
@@ -138,6 +161,12 @@ def top_score(trial: NeedleScore) -> float:
     return ranked_scores(trial)[0]
 
 
+def top_heads_score(trial: NeedleScore) -> float:
+    """Average the largest needle scores, of the share of heads that figure 7 shows."""
+    ranked = ranked_scores(trial)
+    return float(np.mean(ranked[: max(1, round(TOP_SHARE * len(ranked)))]))
+
+
 def by_rank(scores: Sequence[NeedleScore]) -> np.ndarray:
     """Average the needle scores of the top heads over trials, by rank."""
     return np.mean(list(map(ranked_scores, scores)), axis=0)[:TOP_HEADS]
@@ -147,6 +176,13 @@ def last_seen_and_last(record: Sharpness, train_length: int) -> tuple[int, int]:
     """Find the places of the last n that training has seen, and of the last of all."""
     seen = [place for place, n in enumerate(record.num_keys) if n <= train_length]
     return seen[-1], len(record.num_keys) - 1
+
+
+def weight_changes(record: Sharpness, train_length: int) -> list[float]:
+    """Compute how every head's largest weight changes from the training length to the last n."""
+    before, after = last_seen_and_last(record, train_length)
+    weights = np.asarray(record.largest)
+    return (weights[:, :, after] - weights[:, :, before]).ravel().tolist()
 
 
 def lost_sharpness(record: Sharpness, train_length: int, n: int) -> float:

@@ -1,14 +1,21 @@
-"""The RoPE limit of a study, by arithmetic, and where a measured loss breaks."""
+"""What follows from a training length: the first s, the RoPE limit, and where a loss breaks."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from ssmax.ops.length import rope_limit
+from ssmax.ops.length import initial_s, initial_sqrt_log_s, rope_limit
 
 BROKEN = 0.25
 """Nats above the loss just past the training length."""
+
+
+def first_s(rule: str, train_length: int) -> float:
+    """Compute the s that a rule begins with."""
+    if rule == "temperature":
+        return 1.0
+    return (initial_sqrt_log_s if rule == "sqrt_log" else initial_s)(train_length)
 
 
 def rope_limit_of(train_length: int, base: float, rotary_dim: int, base_factor: float) -> float:

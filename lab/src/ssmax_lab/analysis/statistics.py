@@ -41,9 +41,9 @@ class Interval:
     """What it is an interval over, in words."""
 
     def verdict(self, expected: Side, margin: float = 0.0) -> Verdict:
-        """Whether the first is on its side of the second; only an interval off 0 decides, and only
-        of an effect that is not negligible.
+        """Judge whether the first is on its side of the second.
 
+        Only an interval off 0 decides, and only of an effect that is not negligible.
         `near` means within the margin: an interval inside of it supports, one outside contradicts.
         """
         if expected == "near":
@@ -58,7 +58,7 @@ class Interval:
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """One value for each seed, the same seeds in the same order."""
+    """Compare one value for each seed, the same seeds in the same order."""
     differences = _differences(first, second)
     if differences.size < 3:
         raise UsageError(f"an interval over seeds needs at least 3 of them, got {differences.size}")
@@ -78,7 +78,7 @@ def _students(differences: np.ndarray, *, basis: str) -> Interval:
 def over_items(
     first: Sequence[float], second: Sequence[float], *, what: str, seed: int = 0
 ) -> Interval:
-    """One value for each document or trial, the same ones in the same order; one seed of each."""
+    """Compare one value for each document or trial of one seed, the same ones in the same order."""
     differences = _differences(first, second)
     if differences.size < 2:
         raise UsageError(f"an interval needs at least 2 {what}, got {differences.size}")
@@ -101,7 +101,7 @@ def over_items(
 
 
 def hull(intervals: Sequence[Interval], *, of: str) -> Interval:
-    """A few runs, `of` in words, each with its interval: the mean effect, and all that any allows.
+    """Join the intervals of a few runs, `of` in words: the mean effect, and all that any allows.
 
     So seeds that disagree decide nothing, however many documents they were measured on.
     """
@@ -116,12 +116,12 @@ def hull(intervals: Sequence[Interval], *, of: str) -> Interval:
 
 
 def exact(effect: float) -> Interval:
-    """Of a number that no chance is in."""
+    """Make the interval of a number that no chance is in."""
     return Interval(effect=effect, low=effect, high=effect, basis=EXACT)
 
 
 def _parts(total: int, most: int) -> list[int]:
-    """A number as a sum of such as are at most so large."""
+    """Split a number into such as are at most so large."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 

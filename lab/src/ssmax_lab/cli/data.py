@@ -83,7 +83,7 @@ def verify(
 
 def text_of_shipped(run: Path) -> Path | None:
     """Find the text of a run that comes with the package; others have their own, and get None."""
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     return default_data(read_run_config(run).run.recipe) if is_shipped(run) else None
 

@@ -167,7 +167,7 @@ def _check(
     from ssmax.hf.sources import CONFIG, check_source, check_typed
     from ssmax.nn.rules import RULES
     from ssmax_lab.data.preparation import text_to_measure
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     if (run is None) == (not hf):
         raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")
@@ -291,7 +291,7 @@ def _position_loss(
 
 def _needle(
     here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
-    as_json: bool, **options: int,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     import numpy as np
 
@@ -331,8 +331,8 @@ def _needle_score(
     mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
     for layer, head, score in top_heads(mean, 5):
         print(f"layer {layer:2} head {head:2}  mean needle score {score:.4f}")
-    found = sum(score.is_whole for score in scores)
-    print(f"{found} of {trials} numbers found; {here.results / NEEDLE_SCORE}")
+    print(f"needle retrieval accuracy {np.mean([score.is_whole for score in scores]):.3f}")
+    print(here.results / NEEDLE_SCORE)
 
 
 def _sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:

@@ -102,18 +102,11 @@ def reproduce(
 
     Stopped, the same command resumes.
     """
-    from ssmax_lab.study.text import TOKENS_TRAINED, check_embedded_is_enough, check_source
-
-    # Before torch is loaded, where neither --set nor --only could change the answer.
-    if text is None and data is None and not set_ and not only:
-        check_embedded_is_enough(preset, TOKENS_TRAINED.get(preset.partition(":")[0], 0))
-
     from ssmax_lab.data.sources import EMBEDDED
     from ssmax_lab.records import LOGS
-    from ssmax_lab.study.plan import read_figures
+    from ssmax_lab.study.plan import is_computed, read_figures
     from ssmax_lab.study.presets import study_named
-    from ssmax_lab.study.reproduction import is_computed
-    from ssmax_lab.study.reproduction import reproduce as run_study
+    from ssmax_lab.study.text import check_embedded_is_enough, check_source
     from ssmax_lab.train.config import read_overrides
     from ssmax_lab.train.questions import check_files, with_full_paths
 
@@ -132,6 +125,9 @@ def reproduce(
     if questions is not None:
         check_files(questions)
         study = study.with_questions(with_full_paths(questions))
+    # It loads torch, which takes seconds.
+    from ssmax_lab.study.reproduction import reproduce as run_study
+
     folder = out or Path("reproduction") / preset.replace(":", "-")
     # Scripts read standard output; people then read the plan beside it.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():

@@ -17,7 +17,6 @@ from ssmax_lab.tiny import is_shipped, run_folder
 
 if TYPE_CHECKING:
     from ssmax_lab.train import Outcome
-    from ssmax_lab.train.config import TrainConfig
 
 File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
@@ -56,7 +55,7 @@ def pretrain(
     """
     from ssmax._device import check_device
     from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
-    from ssmax_lab.train.run_config import check_text, named_folder, resumed_config
+    from ssmax_lab.train.run import check_text, named_folder, resumed_config
 
     overrides = _overrides(file, set_, on_nonfinite)
     recipe = "quick" if preset is None else preset
@@ -68,8 +67,12 @@ def pretrain(
     if data is not None:
         overrides["data.folder"] = str(data)
     if resume:
-        settings = resumed_config(folder, overrides)
-        _check_same_run(folder, settings, preset, config, overrides)
+        # The command that began it may be given again whole; another one means another run.
+        began = {} if preset is None else {"run.recipe": preset}
+        if config is not None:
+            asked = configured(PRETRAINING[recipe](), config)
+            began |= {"model.rule": asked.model.rule, "switch.rule": asked.switch.rule}
+        settings = resumed_config(folder, began | overrides)
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
         if not settings.data.folder:
@@ -139,13 +142,8 @@ def finetune(
     from ssmax.hf.sources import check_typed
     from ssmax.nn.rules import RULES
     from ssmax_lab.train.config import ConvertedTrainConfig
-    from ssmax_lab.train.questions import check_files, check_samples
-    from ssmax_lab.train.run_config import (
-        check_folder_and_base,
-        named_folder,
-        read_run_config,
-        with_name,
-    )
+    from ssmax_lab.train.questions import check_files, check_folder_and_base, check_samples
+    from ssmax_lab.train.run import named_folder, read_run_config, with_name
 
     overrides = _overrides(file, set_, on_nonfinite)
     if hf and config is not None:
@@ -214,7 +212,7 @@ def generate(
     """Continue prompts with a run's model."""
     from ssmax._device import select_device
     from ssmax_lab.model.config import check_sampling
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     read_run_config(folder)
     check_sampling(temperature, top_k, top_p)
@@ -271,7 +269,7 @@ def export(folder: Run, out: Out, json_: Json = False) -> None:
     import json
 
     from ssmax._files import check_empty
-    from ssmax_lab.train.run_config import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     read_run_config(folder)
     check_empty(out)
@@ -304,34 +302,6 @@ def _overrides(
     if on_nonfinite is not None:
         overrides["run.on_nonfinite"] = on_nonfinite
     return overrides
-
-
-def _check_same_run(
-    folder: Path,
-    began: "TrainConfig",
-    preset: str | None,
-    config: str | None,
-    overrides: dict[str, Any],
-) -> None:
-    """Refuse to resume a run as what it did not begin as: another run is meant."""
-    from ssmax_lab.train.recipes import configured
-
-    asked = began if config is None else configured(began, config)
-    # The command that began it may be given again whole: what it overrides stays overridden.
-    asked = asked.with_overrides(({} if preset is None else {"run.recipe": preset}) | overrides)
-
-    def rules(settings: "TrainConfig") -> str:
-        return " then ".join(map(repr, filter(None, (settings.model.rule, settings.switch.rule))))
-
-    for what, option, was, named in (
-        ("preset", "--preset", repr(began.run.recipe), repr(asked.run.recipe)),
-        ("rule", "--config", rules(began), rules(asked)),
-    ):
-        if was != named:
-            raise UsageError(
-                f"{folder} began under the {what} {was}, not {named}; resume without {option}, "
-                "or give another name"
-            )
 
 
 def _ended(

@@ -202,18 +202,18 @@ def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> fr
     )
 
 
-def found_digits(continuation: str, number: str) -> int:
+def count_matching_digits(continuation: str, number: str) -> int:
     """Count the digits of the number that a continuation begins with, in their places."""
     said = continuation.strip()
     return sum(a == b for a, b in zip(said, number, strict=False))
 
 
-def says_first_digit(continuation: str, number: str) -> bool:
+def has_first_digit(continuation: str, number: str) -> bool:
     """Tell whether a continuation begins with the number's first digit."""
     return continuation.strip().startswith(number[0])
 
 
-def says_number(continuation: str, number: str) -> bool:
+def is_exact_match(continuation: str, number: str) -> bool:
     """Tell whether a continuation is an exact match: the whole number and no further digit."""
     said = continuation.strip()
     return said.startswith(number) and not said[len(number) : len(number) + 1].isdigit()

@@ -123,10 +123,6 @@ class ShardWriter:
             sha256=self._digest.hexdigest(),
         )
 
-    def _finish(self) -> None:
-        self._write(bytes(-self.num_tokens * self.vocabulary._stored.itemsize % 8))
-        self._write(np.asarray(self._starts, _INT64).tobytes())
-
     def _write(self, data: bytes) -> None:
         self._file.write(data)
         self._digest.update(data)
@@ -138,7 +134,8 @@ def write_shard(path: Path, vocabulary: Vocabulary) -> Iterator[ShardWriter]:
     with whole_file(path) as file:
         writer = ShardWriter(path, vocabulary, file)
         yield writer
-        writer._finish()
+        writer._write(bytes(-writer.num_tokens * vocabulary._stored.itemsize % 8))
+        writer._write(np.asarray(writer._starts, _INT64).tobytes())
 
 
 def write_index(
@@ -171,7 +168,9 @@ def read_index(folder: Path) -> tuple[Vocabulary, list[ShardInfo], dict[str, Any
         shards = [ShardInfo(**shard) for shard in index["shards"]]
         return Vocabulary(**index["vocabulary"]), shards, dict(index["details"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is no index of shards: {error}") from error
+        raise UsageError(
+            f"{path} is no index of shards: {error}; prepare the data into another folder"
+        ) from error
 
 
 class ShardSet:

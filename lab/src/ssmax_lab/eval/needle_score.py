@@ -11,8 +11,8 @@ from ssmax_lab.data.haystack import (
     DIGITS,
     Haystack,
     Needle,
-    says_first_digit,
-    says_number,
+    has_first_digit,
+    is_exact_match,
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
@@ -38,7 +38,7 @@ def measure_needle_scores(
     device: torch.device | str = "cpu",
     on_trial: Callable[[int, int], None] | None = None,
 ) -> list[NeedleScore]:
-    """The score of every head in every trial, and what the model then said.
+    """Measure the score of every head in every trial, and what the model then said.
 
     `depth` None draws one for each trial, `needle` None a city and a number.
     """
@@ -72,8 +72,8 @@ def measure_needle_scores(
                     trial=trial,
                     number=stack.needle.number,
                     said=said,
-                    is_whole=says_number(said, stack.needle.number),
-                    first_digit=says_first_digit(said, stack.needle.number),
+                    is_whole=is_exact_match(said, stack.needle.number),
+                    first_digit=has_first_digit(said, stack.needle.number),
                     number_scores=weights_LH.tolist(),
                     provenance=provenance,
                 )
@@ -102,7 +102,7 @@ def attention_on_needles(
 def top_heads(
     scores_LH: Sequence[Sequence[float]], count: int = 25
 ) -> list[tuple[int, int, float]]:
-    """The heads with the largest scores: layer, head, score."""
+    """Find the heads with the largest scores: layer, head, score."""
     flat = [
         (layer, head, score)
         for layer, row in enumerate(scores_LH)

@@ -10,13 +10,13 @@ class EvalModel(Protocol):
     """A language model as it is seen from here."""
 
     def losses(self, tokens_BT: Tensor) -> Tensor:
-        """-log p of every token given those before it: (B, T - 1), float32."""
+        """Compute -log p of every token given those before it: (B, T - 1), float32."""
         ...
 
     def attention_rows(self, tokens_BT: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
-        """Weights of chosen queries, (B, H, rows, T), one layer after the other."""
+        """Yield the weights of chosen queries, (B, H, rows, T), one layer after the other."""
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """The likeliest continuation of every prompt."""
+        """Continue every prompt greedily."""
         ...

@@ -1,4 +1,4 @@
-"""Figure 6: is a number found again, whatever the length of the text and wherever it was hidden?"""
+"""Figure 6: needle retrieval accuracy by the length of the context and the depth of the needle."""
 
 import os
 import random
@@ -13,11 +13,11 @@ from ssmax_lab.data.haystack import (
     DIGITS,
     Haystack,
     Needle,
-    found_digits,
+    count_matching_digits,
+    has_first_digit,
     hide,
+    is_exact_match,
     random_needle,
-    says_first_digit,
-    says_number,
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def measure_retrieval(
     digits: int = DIGITS,
     on_cell: Callable[[int, int], None] | None = None,
 ) -> list[NeedleTrial]:
-    """Every trial of a grid of context lengths and depths; each cell is saved when it is done.
+    """Measure a grid of context lengths and depths; each cell is saved when it is done.
 
     A grid that was stopped resumes with the cells that `out` lacks under its run and settings.
     Trial i of a cell has the same needle and the same stretch of text for every model.
@@ -73,9 +73,9 @@ def measure_retrieval(
                     city=stack.needle.city,
                     number=stack.needle.number,
                     said=said,
-                    is_whole=says_number(said, stack.needle.number),
-                    first_digit=says_first_digit(said, stack.needle.number),
-                    digits_right=found_digits(said, stack.needle.number),
+                    is_whole=is_exact_match(said, stack.needle.number),
+                    first_digit=has_first_digit(said, stack.needle.number),
+                    digits_right=count_matching_digits(said, stack.needle.number),
                     provenance=provenance,
                 )
                 for trial, (stack, said) in enumerate(
@@ -101,9 +101,7 @@ def make_haystack(
     digits: int = DIGITS,
     needle: Needle | None = None,
 ) -> Haystack:
-    """A trial's prompt: its stretch of text, and its needle unless one is given, follow from its
-    numbers alone.
-    """
+    """Make a trial's prompt; its text, and its needle if none is given, follow from its numbers."""
     chance = random.Random(f"needle {seed} {length} {depth} {trial}")
     drawn = random_needle(chance, digits=digits)
     start = chance.randrange(max(1, len(text) - length + 1))
@@ -120,7 +118,7 @@ def make_haystack(
 def answers(
     model: EvalModel, tokenizer: Tokenizer, stacks: Sequence[Haystack], *, batch: int
 ) -> Iterator[str]:
-    """What a model says, greedily, a few tokens past the length of the number."""
+    """Yield what a model says, greedily, a few tokens past the length of the number."""
     for start in range(0, len(stacks), batch):
         part = stacks[start : start + batch]
         budget = max(len(stack.answer) for stack in part) + 2
@@ -131,7 +129,7 @@ def answers(
 def _finished(
     out: Path, run: str, config_hash: str, trials: int
 ) -> dict[tuple[int, float], list[NeedleTrial]]:
-    """This measurement's cells in a file that are whole; what is left of others is dropped."""
+    """Read this measurement's cells that are whole; what is left of others is dropped."""
     if not out.exists():
         return {}
     others: list[NeedleTrial] = []
@@ -157,5 +155,5 @@ def _append(out: Path, trials: Sequence[NeedleTrial]) -> None:
 
 
 def accuracy(trials: Sequence[NeedleTrial]) -> float:
-    """The share of whole numbers."""
+    """Compute the needle retrieval accuracy: the share of whole numbers."""
     return sum(trial.is_whole for trial in trials) / len(trials)

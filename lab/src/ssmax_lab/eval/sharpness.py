@@ -1,4 +1,4 @@
-"""Figure 1 in the wild: how sharp attention is, head by head, as the context grows."""
+"""Attention sharpness, head by head, as the context grows: figure 1 in a model."""
 
 # B documents, T tokens, H heads, S keys
 
@@ -24,7 +24,7 @@ def measure_sharpness(
     device: torch.device | str = "cpu",
     on_document: Callable[[int, int], None] | None = None,
 ) -> Sharpness:
-    """Entropy and largest weight of queries that see n keys, for some n; means over documents."""
+    """Measure entropy and largest weight of queries that see n keys, the mean over documents."""
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
     if documents.dim() != 2 or not documents.numel():
         raise UsageError(f"documents must be rows of tokens, got shape {tuple(documents.shape)}")
@@ -52,7 +52,7 @@ def measure_sharpness(
 
 
 def doubling(longest: int) -> list[int]:
-    """1, 2, 4, ... and the length itself."""
+    """List 1, 2, 4, ... and the length itself."""
     counts = [2**power for power in range(longest.bit_length()) if 2**power < longest]
     return [*counts, longest]
 

@@ -24,15 +24,6 @@ _HOME_OF = {
     "to_llama_weights": "llama",
 }
 
-__all__ = [
-    "LM",
-    "LMConfig",
-    "from_llama_weights",
-    "load_lm",
-    "save_lm",
-    "to_llama_weights",
-]
-
-
 if not TYPE_CHECKING:
     __getattr__, __dir__ = door(__name__, _HOME_OF)
+    __all__ = sorted(_HOME_OF)

@@ -1,4 +1,4 @@
-"""A model as a folder: model.safetensors and config.json. Loading runs no code from a file."""
+"""Save and load a model as model.safetensors and config.json; loading runs no code of a file."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def load_lm(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
 ) -> LM:
-    """The model of a folder; what is missing, extra or of another shape is named."""
+    """Load the model of a folder; what is missing, extra or of another shape is named."""
     safetensors = require("safetensors.torch", install="ssmax-lab", purpose="loading a model")
     folder = Path(folder)
     config = read_config(folder)
@@ -74,13 +74,13 @@ class _WithoutFirstValues(TorchFunctionMode):
 
 
 def lm_of_shapes(config: LMConfig) -> LM:
-    """A model on the meta device, for weights that will be assigned."""
+    """Build a model on the meta device, for weights that will be assigned."""
     with torch.device("meta"), _WithoutFirstValues():
         return LM(config)
 
 
 def read_config(folder: Path) -> LMConfig:
-    """The configuration of a folder."""
+    """Read the configuration of a folder."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}")

@@ -1,4 +1,4 @@
-"""The shape of a language model. `LMConfig()` is the paper's table 1."""
+"""Configure a language model. `LMConfig()` is the paper's table 1."""
 
 import dataclasses
 import difflib
@@ -88,31 +88,31 @@ class LMConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Key heads of a layer."""
+        """Count the key heads of a layer."""
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
     def head(self) -> int:
-        """Channels of a head."""
+        """Count the channels of a head."""
         return self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
 
     @property
     def rotary(self) -> int:
-        """Channels of a head that are rotated."""
+        """Count the channels of a head that are rotated."""
         return self.head if self.rotary_dim is None else self.rotary_dim
 
     def window_of(self, layer: int) -> int | None:
-        """The sliding window of a layer; None where it has full attention."""
+        """Give the sliding window of a layer; None where it has full attention."""
         is_full = self.full_every is not None and (layer + 1) % self.full_every == 0
         return None if is_full else self.window
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a file."""
+        """Give plain values, for a file."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LMConfig":
-        """The configuration of a file; an unknown key is an error that names the nearest one."""
+        """Read the configuration of a file; an error about an unknown key names the nearest one."""
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
@@ -133,6 +133,6 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None) -
 
 
 def nearest(key: str, known: list[str]) -> str:
-    """The end of an error about an unknown key: the known one that was meant, or all of them."""
+    """End an error about an unknown key: with the known one that was meant, or all of them."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"

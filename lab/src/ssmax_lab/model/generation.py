@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, SelfAttention
-from ssmax.ops.decode import decode_attention
 from ssmax.ops.dtypes import autocast_dtype
 from ssmax.ops.implementation import choose_impl
 from ssmax_lab.model.config import check_sampling
+from ssmax_lab.model.decode import decode_attention
 
 if TYPE_CHECKING:
     from ssmax_lab.model.model import LM, Block

@@ -1,4 +1,4 @@
-"""A causal model of Transformers as evaluations ask it, converted or not."""
+"""Evaluate a causal model of Transformers, converted or not."""
 
 # B batch, T tokens, H heads, V vocabulary
 
@@ -26,7 +26,7 @@ CHUNK = 1024
 
 
 def load_causal(source: str | Path, adapter: str | Path | None = None, **options: Any) -> Any:
-    """A causal model from a folder or the Hub, with its s where it has one, or an adapter's."""
+    """Load a causal model from a folder or the Hub, with its s, if any, or an adapter's."""
     transformers = require("transformers", install="ssmax-lab[hf]", purpose="loading a model")
     if KEY in causal_config(source):
         model = from_pretrained(source, **options)
@@ -36,7 +36,7 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
 
 
 def causal_config(source: str | Path) -> dict[str, Any]:
-    """What a causal model's config.json says, weights unread; anything else is a ValueError."""
+    """Read a causal model's config.json, weights unread; anything else is a ValueError."""
     transformers = require("transformers", install="ssmax-lab[hf]", purpose="loading a model")
     check_source(
         source, of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})"
@@ -53,7 +53,7 @@ def causal_config(source: str | Path) -> dict[str, Any]:
 
 
 def _is_causal(transformers: Any, values: dict[str, Any]) -> bool:
-    """As far as a config tells; where the class is remote code it does not."""
+    """Tell as far as a config does; where the class is remote code it does not."""
     if values.get("is_encoder_decoder"):
         return False
     names = values.get("architectures") or [""]
@@ -90,7 +90,7 @@ class HFCausalLM:
 
     @torch.no_grad()
     def losses(self, tokens_BT: Tensor) -> Tensor:
-        """-log p of every token given those before it: (B, T - 1), float32."""
+        """Compute -log p of every token given those before it: (B, T - 1), float32."""
         begun_BT, added = self._begun(tokens_BT)
         parts, cache = [], None
         for start in range(0, begun_BT.shape[1] - 1, CHUNK):
@@ -103,7 +103,7 @@ class HFCausalLM:
 
     @torch.no_grad()
     def attention_rows(self, tokens_BT: Tensor, rows: Sequence[int]) -> Iterator[Tensor]:
-        """Weights of chosen queries, (B, H, rows, T), one layer after the other.
+        """Yield the weights of chosen queries, (B, H, rows, T), one layer after the other.
 
         The chosen tokens are read one at a time, by eager code, which tells its weights; all
         others in between, by what the model runs with.
@@ -133,7 +133,7 @@ class HFCausalLM:
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        """The likeliest continuation of every prompt, up to and without the token that ends it."""
+        """Continue every prompt by the likeliest tokens, up to and without the one that ends it."""
         transformers = require("transformers", install="ssmax-lab[hf]", purpose="generation")
         rows = [[*self._missing_first(prompt), *prompt] for prompt in prompts]
         longest = max(map(len, rows))
@@ -178,7 +178,7 @@ class HFCausalLM:
             self.model.set_attn_implementation(before)
 
     def _begun(self, tokens_BT: Tensor) -> tuple[Tensor, int]:
-        """Rows with the first token, and how many tokens were added to each."""
+        """Put the first token before rows; say how many tokens were added to each."""
         if self.first is None or bool((tokens_BT[:, 0] == self.first).all()):
             begun_BT = tokens_BT
         else:

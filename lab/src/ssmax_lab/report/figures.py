@@ -38,7 +38,7 @@ WIDTH_OF_NAMES = 2.2
 
 
 def figure1(sizes: Sequence[int] | None = None) -> Any:
-    """C1: softmax's largest output fades with n, SSMax's does not."""
+    """Draw C1: softmax's largest output fades with n, SSMax's does not."""
     sizes = sizes or [round(10 ** (power / 8)) for power in range(3, 41)]
     figure, axis = new_figure()
     softmax = [figure1_output(n, 1.0) for n in sizes]
@@ -54,7 +54,7 @@ def figure1(sizes: Sequence[int] | None = None) -> Any:
 def figure1_in_heads(
     sharpness: Mapping[str, Sequence[Sharpness]], *, train_length: int, labels: Labels = None
 ) -> Any:
-    """C1 in a model: the largest weight of queries that see n keys, mean over heads and runs."""
+    """Draw C1 in a model: the largest weight of queries that see n keys, means over heads."""
     figure, axis = new_figure()
     for name, records in sharpness.items():
         largest = np.mean([record.largest for record in records], axis=(0, 1, 2))
@@ -71,7 +71,7 @@ def figure1_in_heads(
 
 
 def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
-    """C2: the learned p_n against n, with a1 log n + a2 and its R^2; one table for each seed.
+    """Draw C2: the learned p_n against n, with a1 log n + a2 and its R^2; one table for each seed.
 
     Over log n, in the second panel, what the claim says is a straight line.
     """
@@ -90,7 +90,7 @@ def figure2(tables: Mapping[str, Sequence[float]]) -> Any:
 
 
 def figure3() -> Any:
-    """C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
+    """Draw C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     figure, (axes,) = new_figure(9.0, 4.0, columns=2)
     tops = np.linspace(0.0, 20.0, 201)
     shades = np.linspace(0.35, 1.0, len(FIGURE_3_SIZES))
@@ -109,7 +109,7 @@ def figure3() -> Any:
 def figure4(
     curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, labels: Labels = None
 ) -> Any:
-    """C4: learning curves, steps and losses by configuration, smoothed over a fiftieth."""
+    """Draw C4: learning curves, steps and losses by configuration, smoothed over a fiftieth."""
     figure, axis = new_figure()
     for name, (steps, losses) in curves.items():
         _curve(axis, name, labels, *smoothed(steps, losses), linewidth=1.2)
@@ -125,7 +125,7 @@ def figure5(
     rope_limit: float | None = None,
     labels: Labels = None,
 ) -> Any:
-    """C5: loss at every position, training length and RoPE limit marked; means over runs."""
+    """Draw C5: loss at every position, training length and RoPE limit marked; means over runs."""
     figure, axis = new_figure()
     for name, records in losses.items():
         _curve(axis, name, labels, *by_position(records))
@@ -138,7 +138,7 @@ def figure5(
 
 
 def figure6(trials: Mapping[str, Sequence[NeedleTrial]], *, labels: Labels = None) -> Any:
-    """C6: accuracy by context size and depth, in percent, one map for each configuration."""
+    """Draw C6: accuracy by context size and depth, in percent, a map for each configuration."""
     if not trials:
         raise UsageError("figure 6 needs the trials of at least one configuration")
     columns = min(3, len(trials))
@@ -162,7 +162,7 @@ def figure6(trials: Mapping[str, Sequence[NeedleTrial]], *, labels: Labels = Non
 
 
 def figure7(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = None) -> Any:
-    """C7: the needle scores of the top heads for the paper's needle, the mean over haystacks."""
+    """Draw C7: the needle scores of the top heads for the paper's needle, means over haystacks."""
     figure, axis = new_figure()
     for name, trials in scores.items():
         ranked = by_rank(trials)
@@ -174,7 +174,7 @@ def figure7(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = Non
 
 
 def figure8(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = None) -> Any:
-    """C8: the top needle score of every trial, sorted; the marker says what was answered.
+    """Draw C8: the top needle score of every trial, sorted; the marker says what was answered.
 
     By the share of the trials: a configuration of three runs has three times those of one.
     """
@@ -197,7 +197,7 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]], *, labels: Labels = Non
 
 
 def variants(panels: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Any:
-    """Ours: every configuration under every variant of a study, a panel for each measure.
+    """Draw every configuration under every variant of a study, a panel for each measure.
 
     By panel, variant and configuration: a value for each run. A dot is their mean, its line goes
     from the least to the largest. A mean far above all others is written at the edge, so that it
@@ -266,7 +266,7 @@ def _mark(axis: Any, place: float, words: str, *, line: int = 0) -> None:
 
 
 def _legend(axis: Any, **options: Any) -> None:
-    """Within the drawing; beside it where there are so many names that they would cover it."""
+    """Put names within the drawing; beside it where so many would cover it."""
     if len(axis.get_legend_handles_labels()[1]) > MOST_NAMES_WITHIN:
         options |= {"loc": "upper left", "bbox_to_anchor": (1, 1), "fontsize": 8}
         # The drawing keeps its width.

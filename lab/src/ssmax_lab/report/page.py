@@ -146,7 +146,7 @@ def asset(name: str) -> str:
 
 
 def _embedded(payload: Mapping[str, Any]) -> str:
-    """The payload as JSON that cannot end, or hide the end of, the script that holds it."""
+    """Write the payload as JSON that cannot end, or hide the end of, the script that holds it."""
     data = {key: value for key, value in payload.items() if key != "static"}
     data["constants"] = {"s": FIGURE_1_S, "sizes": FIGURE_3_SIZES}
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
@@ -233,7 +233,7 @@ def _comparison(item: Mapping[str, Any], furthest: float) -> str:
 
 
 def _furthest(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]]) -> float:
-    """The largest distance from 0 among a claim's comparisons of one unit: they share a scale."""
+    """Find the largest distance from 0 in a claim's comparisons of one unit: they share a scale."""
     ends = [
         abs(other[key])
         for other in comparisons
@@ -244,7 +244,7 @@ def _furthest(item: Mapping[str, Any], comparisons: Sequence[Mapping[str, Any]])
 
 
 def _whisker(item: Mapping[str, Any], furthest: float) -> str:
-    """The interval drawn about 0; the numbers beside it say the same."""
+    """Draw the interval about 0; the numbers beside it say the same."""
     values = [item[key] for key in ("low", "effect", "high") if item.get(key) is not None]
     if furthest == 0 or len(values) < 3:
         return ""
@@ -278,7 +278,7 @@ def _figure(payload: Mapping[str, Any], key: str) -> str:
 
 
 def _static(svg: str | None, title: str) -> str:
-    """The drawing for a browser without JavaScript."""
+    """Write the drawing for a browser without JavaScript."""
     if not svg:
         return "<noscript><p>The values are in the table below.</p></noscript>"
     return f"<noscript>{image(svg, title)}</noscript>"

@@ -26,8 +26,9 @@ from ssmax_lab.analysis.measures import (
     top_score,
     usual_word,
 )
+from ssmax_lab.analysis.rope import first_s
 from ssmax_lab.analysis.statistics import overall
-from ssmax_lab.configurations import CONFIGURATIONS, MEASURED, labels, look
+from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words
 from ssmax_lab.records import PositionLoss, Sharpness
 from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES
@@ -94,103 +95,83 @@ def note(findings: Findings) -> str:
     """Say what the verdicts can and cannot tell, from the study's own settings and records."""
     study = findings.study
     preset, _, variant = study["preset"].partition(":")
-    changed = _overrides(findings.commands)
+    words = [word for command in findings.commands for word in shlex.split(command)]
+    changed = [
+        after if word == "--set" else word.removeprefix("--set=")
+        for word, after in pairwise([*words, ""])
+        if word == "--set" or word.startswith("--set=")
+    ]
+    added = []
+    if study.get("tokenizer") == "gpt2-digits":
+        added.append("every digit is a token")
+    if any(one.startswith("hidden") for one in study.get("questions", "").split("+")):
+        added.append("fine-tuning asks for numbers hidden in the training's text")
     sentences = [
         f"The variant {variant} of the {preset} preset." if variant else "",
-        f"Changed with --set: {', '.join(changed)}." if changed else "",
+        f"Changed with --set: {', '.join(dict.fromkeys(changed))}." if changed else "",
         _trained(study),
         _runs(findings.runs),
         NOTES.get(preset, ""),
-        _added(study),
+        "Added to the paper's recipe, for numbers to be looked up after few tokens: "
+        f"{', and '.join(added)}."
+        if added
+        else "",
     ]
     return " ".join(filter(None, sentences))
 
 
 def _trained(study: Mapping[str, Any]) -> str:
-    """The model and its training; nothing where the study does not tell all of it."""
-    model = study["pretraining"]["model"]
+    """Tell the model and its training; nothing where the study does not have all of it."""
+    model, run = study["pretraining"]["model"], study["pretraining"].get("run", {})
     try:
-        steps = study["pretraining"]["run"]["steps"]
-        tokens = study["pretraining"]["run"]["batch_size"] * model["train_length"]
-        layers = f"{model['num_layers']} layers of {model['num_heads']} heads"
-        parameters = f"{_rounded(_num_parameters(model))} parameters"
+        hidden_size, heads, head, rotated, window = (
+            model[name] for name in ("hidden_size", "num_heads", "head_dim", "rotary_dim", "window")
+        )
+        head = head or hidden_size // heads
+        # Of (a); what other rules learn besides is a few numbers a head.
+        attention = 2 * hidden_size * head * (heads + (model["num_kv_heads"] or heads))
+        block = (
+            attention + 2 * head * model["qk_norm"] + 3 * hidden_size * model["intermediate_size"]
+        )
+        count = model["num_layers"] * (block + 2 * hidden_size) + hidden_size
+        count += 2 * hidden_size * model["vocab_size"]
+        theta, tokens = model["theta"], run["batch_size"] * model["train_length"]
+        positions = f"rotary base {theta:,.10g} ({theta * study['theta_factor']:,.10g} in tests)"
+        if rotated is not None:
+            some = f"{positions} on {rotated} of a head's {head} channels"
+            positions = some if rotated else "no rotary positions"
+        if window:
+            spared = f" but for one layer in {model['full_every']}" if model["full_every"] else ""
+            positions += f", windows of {window} keys{spared}"
         is_papers = model.items() >= PAPERS_MODEL.items()
         whose = "The paper's" if is_papers else "A"
-        is_smaller = is_papers and tokens < PAPERS_TOKENS_A_STEP
-        papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}" if is_smaller else ""
+        papers = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}"
         return (
-            f"{whose} model of {parameters}: {layers}, hidden size {model['hidden_size']}, "
-            f"{_positions(study)}. It is trained for {_rounded(steps * tokens)} tokens, "
-            f"{steps:,} steps of {tokens:,}{papers}."
+            f"{whose} model of {_rounded(count)} "
+            f"parameters: {model['num_layers']} layers of {heads} heads, hidden size "
+            f"{hidden_size}, {positions}. It is trained for {_rounded(run['steps'] * tokens)} "
+            f"tokens, {run['steps']:,} steps of {tokens:,}"
+            f"{papers if is_papers and tokens < PAPERS_TOKENS_A_STEP else ''}."
         )
     except KeyError:
         return ""
 
 
-def _num_parameters(model: Mapping[str, Any]) -> int:
-    """Of (a); what other rules learn besides is a few numbers a head."""
-    hidden_size, heads = model["hidden_size"], model["num_heads"]
-    head = model.get("head_dim") or hidden_size // heads
-    kv_heads = model.get("num_kv_heads") or heads
-    attention = 2 * hidden_size * head * (heads + kv_heads) + 2 * head * bool(model.get("qk_norm"))
-    block = attention + 3 * hidden_size * model["intermediate_size"] + 2 * hidden_size
-    return model["num_layers"] * block + hidden_size + 2 * hidden_size * model["vocab_size"]
-
-
-def _positions(study: Mapping[str, Any]) -> str:
-    """How a model tells positions, and what it sees of them."""
-    model = study["pretraining"]["model"]
-    head = model.get("head_dim") or model["hidden_size"] // model["num_heads"]
-    rotated, theta = model.get("rotary_dim"), model["theta"]
-    at_test = theta * study["theta_factor"]
-    some = "" if rotated is None else f" on {rotated} of a head's {head} channels"
-    rotary = f"rotary base {theta:,.10g} ({at_test:,.10g} in tests){some}"
-    window, full_every = model.get("window"), model.get("full_every")
-    spared = f" but for one layer in {full_every}" if full_every else ""
-    seen = f", windows of {window} keys{spared}" if window else ""
-    return ("no rotary positions" if rotated == 0 else rotary) + seen
-
-
 def _runs(runs: Mapping[str, int]) -> str:
-    """How many of which configuration, the most first."""
-    if not runs:
-        return ""
+    """Tell how many of which configuration, the most first."""
     alike = {n: [name for name in runs if runs[name] == n] for n in sorted({*runs.values()})[::-1]}
-    most, least = max(alike), min(alike)
-    if most == least:
-        return f"{most} run{'s' * (most > 1)} of each configuration."
+    if len(alike) < 2:
+        return "".join(f"{n} run{'s' * (n > 1)} of each configuration." for n in alike)
     told = []
     for n, names in alike.items():
-        is_rest = n == least and len(names) > 1
+        is_rest = n == min(alike) and len(names) > 1
         which = "each other configuration" if is_rest else ", ".join(map(in_words, names))
         told.append(f"{n} of {which}")
     return f"Runs: {'; '.join(told)}."
 
 
-def _added(study: Mapping[str, Any]) -> str:
-    """What a study adds to the paper's recipe."""
-    sources = [source.partition(":")[0] for source in study.get("questions", "").split("+")]
-    added = []
-    if study.get("tokenizer") == "gpt2-digits":
-        added.append("every digit is a token")
-    if "hidden" in sources:
-        added.append("fine-tuning asks for numbers hidden in the training's text")
-    words = "Added to the paper's recipe, for numbers to be looked up after few tokens: "
-    return f"{words}{', and '.join(added)}." if added else ""
-
-
-def _overrides(commands: Iterable[str]) -> list[str]:
-    """What was given to --set, each once."""
-    given = []
-    for command in commands:
-        words = shlex.split(command)
-        given += [after for word, after in pairwise(words) if word == "--set"]
-        given += [word.removeprefix("--set=") for word in words if word.startswith("--set=")]
-    return list(dict.fromkeys(given))
-
-
 def _rounded(count: int) -> str:
-    """Three digits, in words where there are more."""
+    """Write three digits, in words where there are more."""
     for size, word in ((10**9, " billion"), (10**6, " million"), (10**3, " thousand")):
         if count >= size:
             return f"{float(f'{count / size:.3g}'):g}{word}"
@@ -227,12 +208,12 @@ def _has_data(figure: dict[str, Any]) -> bool:
 
 
 def _labels(found: ByReplica[Any]) -> dict[str, str]:
-    """What configurations are called where these runs are drawn."""
+    """Label configurations where these runs are drawn."""
     return labels({name: len(runs) for name, runs in found.items()})
 
 
 def _first(runs: Mapping[Replica, Record], name: str) -> tuple[str, Record]:
-    """The first run of a configuration, and what it is called where it is drawn alone."""
+    """Return the first run of a configuration, and its label where it is drawn alone."""
     replica = min(runs)
     is_one_of_seed = [one.seed for one in runs].count(replica.seed) == 1
     which = f"seed {replica.seed}" if is_one_of_seed else str(replica)
@@ -257,7 +238,7 @@ def _less_softmax(
     *,
     is_in_parts: bool,
 ) -> dict[str, Any]:
-    """Every loss less (a)'s, over the replicas that both have; nothing where there are none.
+    """Subtract (a)'s losses, over the replicas that both have; nothing where there are none.
 
     Runs of other seeds, or of other machines, differ by more than configurations do.
     """
@@ -300,7 +281,7 @@ def _figure4(findings: Findings) -> dict[str, Any]:
 
 
 def _figure5(findings: Findings) -> dict[str, Any]:
-    """At the test's theta and, where that was measured, at the training's."""
+    """Collect losses at the test's theta and, where that was measured, at the training's."""
 
     def curves(losses: ByReplica[PositionLoss]) -> dict[str, Any]:
         means = {name: by_position(list(found.values())) for name, found in losses.items()}
@@ -359,21 +340,15 @@ def _figure8(findings: Findings) -> dict[str, Any]:
 
 
 def _scales(findings: Findings) -> dict[str, Any]:
-    """Every head's s, and b where there is one, of the first run."""
+    """Collect every head's s, and b where there is one, of the first run."""
     found = {}
     for name, runs in findings.scales.items():
         label, values = _first(runs, name)
         s, b = learned(values, "s"), learned(values, "bias")
         if s and name in MEASURED:
-            found[name] = {"label": label, "s": s, "b": b or None, "start": _start(findings, name)}
+            start = first_s(look(name).rule, findings.train_length)
+            found[name] = {"label": label, "s": s, "b": b or None, "start": start}
     return found
-
-
-def _start(findings: Findings, name: str) -> float:
-    """Where s began: such that the factor, s log(n)^power, is 1 on average over n = 1..L."""
-    power = {"temperature": 0.0, "sqrt_log": 0.5}.get(CONFIGURATIONS[name].rule, 1.0)
-    log_n = np.log(np.arange(1, findings.train_length + 1))
-    return findings.train_length / float((log_n**power).sum())
 
 
 def _sharpness(findings: Findings) -> dict[str, Any]:
@@ -393,7 +368,7 @@ def _sharpness(findings: Findings) -> dict[str, Any]:
 
 
 def _sharpness_by_head(record: Sharpness, train_length: int) -> dict[str, Any] | None:
-    """Every head at the last n that training has seen and at the last of all."""
+    """Collect every head at the last n that training has seen and at the last of all."""
     places = last_seen_and_last(record, train_length)
     if places[0] == places[1]:
         return None

@@ -174,7 +174,7 @@ def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
 
 
 def _newest(records: Sequence[Any]) -> dict[str, list[Any]]:
-    """By model, the records of its last measurement of one kind and context size."""
+    """Keep each model's records of its last measurement of one kind and context size."""
 
     def measured(record: Any) -> object:
         return record.run, getattr(record, "length", None)

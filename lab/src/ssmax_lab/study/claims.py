@@ -14,7 +14,13 @@ import numpy as np
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
 from ssmax_lab.analysis.fits import SHAPES, fit_table
-from ssmax_lab.analysis.measures import last_seen_and_last, ranked_scores, top_score
+from ssmax_lab.analysis.measures import (
+    losses_of_documents,
+    stretches,
+    top_heads_score,
+    top_score,
+    weight_changes,
+)
 from ssmax_lab.analysis.statistics import (
     NEAR_NATS,
     Interval,
@@ -28,19 +34,12 @@ from ssmax_lab.analysis.vectors import FIGURE_1_S, figure1_output, ssmax_factor,
 from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
 from ssmax_lab.records import (
     Comparison,
-    NeedleScore,
     NeedleTrial,
     PositionLoss,
     Provenance,
-    Sharpness,
 )
 
 NOT_MEASURED = "not measured"
-STRETCHES = 5
-"""A learning curve is compared in so many stretches after its first tenth, the warm-up; few and
-long, since neighbouring steps of a run differ alike."""
-TOP_SHARE = 25 / 144
-"""The share of the heads that figure 7 shows."""
 BEYOND = "beyond the training length"
 OTHERS = ("a", "c", "d", "e", "f", CONTROL)
 """What (b) is compared with in claims 6 to 8."""
@@ -110,17 +109,12 @@ def _claim_1(findings: Findings) -> list[Result]:
     least = min(figure1_output(n, ssmax_factor(n)) for n in sizes)
 
     # What the vectors are in a model: does a head's largest weight fall with n?
-    def falls(record: Sharpness) -> list[float]:
-        before, after = last_seen_and_last(record, findings.train_length)
-        weights = np.asarray(record.largest)
-        return (weights[:, :, after] - weights[:, :, before]).ravel().tolist()
-
     pairs = [
         Pair("b", "above", name, f"{BEYOND} the largest weight of (b)'s heads falls less than "
              f"{called(name)}'s", is_papers=False)
         for name in ("a", CONTROL)
     ]  # fmt: skip
-    items = _items(findings.sharpness, falls)
+    items = _items(findings.sharpness, lambda one: weight_changes(one, findings.train_length))
     return [
         _computed("C1", "softmax's largest output falls between n = 2 and n = 65,536", fall,
                   "below", "of the weight"),
@@ -165,10 +159,6 @@ def _claim_3() -> list[Result]:
 
 
 def _claim_4(findings: Findings) -> list[Result]:
-    def stretches(curve: tuple[list[int], list[float]]) -> list[float]:
-        kept = np.asarray(curve[1][len(curve[1]) // 10 :], float)
-        return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
-
     pairs = [
         Pair("b", "below", "a", "(b) learns below (a)"),
         Pair("c", "below", "a", "(c) learns below (a)"),
@@ -183,22 +173,12 @@ def _claim_4(findings: Findings) -> list[Result]:
 
 
 def _claim_5(findings: Findings) -> list[Result]:
-    length = findings.train_length
-
     def judged(
         losses: ByReplica[PositionLoss], pairs: list[Pair], *, is_long: bool
     ) -> list[Result]:
-        def means(record: PositionLoss) -> list[float]:
-            edges = np.asarray(record.edges)
-            # A range that holds the training length is on neither side.
-            columns = edges[:-1] >= length if is_long else edges[1:] <= length
-            if not columns.any():
-                return []
-            widths = np.diff(edges)[columns].astype(float)
-            values = np.asarray(record.binned)[:, columns]
-            return (values * widths / widths.sum()).sum(1).tolist()
-
-        return _judged("C5", pairs, _items(losses, means), what="documents", unit="nats")
+        length = findings.train_length
+        items = _items(losses, lambda one: losses_of_documents(one, length, is_long=is_long))
+        return _judged("C5", pairs, items, what="documents", unit="nats")
 
     def loses_less(first: str, second: str, where: str = BEYOND, *, is_papers: bool = True) -> Pair:
         text = f"{where} {called(first)} loses less than {called(second)}"
@@ -256,16 +236,12 @@ def _claim_6(findings: Findings) -> list[Result]:
 
 
 def _claim_7(findings: Findings) -> list[Result]:
-    def tops(scores: list[NeedleScore]) -> list[float]:
-        every = [ranked_scores(score) for score in scores]
-        return [float(np.mean(one[: max(1, round(TOP_SHARE * len(one)))])) for one in every]
-
     pairs = [
         Pair("b", "above", name, f"(b)'s top heads weigh the paper's needle more than "
              f"{called(name)}'s")
         for name in OTHERS
     ]  # fmt: skip
-    items = _items(findings.papers_needle, tops)
+    items = _items(findings.papers_needle, lambda found: list(map(top_heads_score, found)))
     return _judged("C7", pairs, items, what="haystacks", unit="of the weight")
 
 
@@ -311,7 +287,7 @@ def _judge_pair(
 
 
 def _interval(first: Items, second: Items, *, what: str) -> Interval:
-    """Over the seeds that both have, where they are three; else over what every run has.
+    """Compare over the seeds that both have, where they are three; else over what every run has.
 
     Pairs share seed and part. Of a seed that several parts have the mean counts, once: it started
     from the same weights and saw the same batches in each.

@@ -13,7 +13,7 @@ from ssmax_lab.data.tokenizer import FILE, load_tokenizer
 from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
 from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.study.measurement import Measurement, weights_hash
-from ssmax_lab.train.run_config import MODEL
+from ssmax_lab.train.run import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
@@ -21,7 +21,7 @@ SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ 
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
-    """What a model is called in records: a folder by its name, a model of the Hub by its own.
+    """Name a model in records: a folder by its name, a model of the Hub by its own.
 
     What `ssmax-lab finetune --hf` wrote is called by its run.
     """
@@ -33,7 +33,7 @@ def hf_name(source: str, adapter: Path | None = None) -> str:
 
 
 def hf_tokenizer(source: str) -> str:
-    """Where a model's tokenizer.json is."""
+    """Find a model's tokenizer.json."""
     utilities = require(
         "transformers.utils", install="ssmax-lab[hf]", purpose="reading a tokenizer"
     )
@@ -57,7 +57,7 @@ def hf_measurement(
     results: Path,
     device: str | None,
 ) -> Measurement:
-    """A model from a folder or the Hub, with an adapter's s where one is given.
+    """Load a model from a folder or the Hub, with an adapter's s where one is given.
 
     `name` is what records call it; `tokenizer` is a name or a path, `data` a folder that was
     prepared with it.
@@ -101,13 +101,13 @@ def hf_measurement(
 
 
 def _itself(config: Any) -> dict[str, Any]:
-    """A config without where it was and what read it."""
+    """Describe a config without where it was and what read it."""
     elsewhere = ("_name_or_path", "transformers_version")
     return {key: value for key, value in config.to_dict().items() if key not in elsewhere}
 
 
 def check_same_tokens(source: str, tokenizer: str) -> None:
-    """Losses stand beside each other only where all models read the same tokens."""
+    """Refuse a model that reads other tokens: their losses cannot be compared."""
     try:
         own = load_tokenizer(hf_tokenizer(source))
     except UsageError:
@@ -122,7 +122,7 @@ def check_same_tokens(source: str, tokenizer: str) -> None:
 
 
 def _first_token(tokenizer: str) -> int | None:
-    """What a tokenizer.json puts before every text."""
+    """Find the token that a tokenizer.json puts before every text."""
     path = Path(tokenizer) / FILE if Path(tokenizer).is_dir() else Path(tokenizer)
     if not path.is_file():
         return None

@@ -71,7 +71,7 @@ def _switch_step(study: Study) -> int:
 
 
 def _kept_step(study: Study, job: Job) -> int | None:
-    """The step of a pretraining whose checkpoint stays for another: (f) begins in (a)."""
+    """Return the step whose checkpoint stays for another pretraining: (f) begins in (a)."""
     return _switch_step(study) if job.configuration == "a" else None
 
 

@@ -45,7 +45,7 @@ from ssmax_lab.records import (
     to_jsonl,
 )
 from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax_lab.train.run_config import text_of_run, with_name
+from ssmax_lab.train.run import text_of_run, with_name
 
 OnProgress = Callable[[str, int, int], None]
 """What is counted, how many are done, of how many."""
@@ -166,7 +166,7 @@ class Measurement:
         make_folder(self.results)
 
     def provenance(self, **options: Any) -> Provenance:
-        """Where a number of this measurement comes from."""
+        """Record where a number of this measurement comes from."""
         config = {**self.identity, "text": self.shards.fingerprint, **options}
         return Provenance.here(
             config=config,
@@ -176,11 +176,11 @@ class Measurement:
         )
 
     def precision(self) -> AbstractContextManager[Any]:
-        """As the model was trained, on a GPU."""
+        """Compute as the model was trained, on a GPU."""
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._is_narrow else nullcontext()
 
     def rows(self, length: int, count: int) -> np.ndarray:
-        """Documents, each behind the token that begins a text."""
+        """Cut documents, each behind the token that begins a text."""
         rows = long_rows(self.shards, length=length, count=count)
         if self._first is not None:
             rows[:, 0] = self._first
@@ -292,7 +292,7 @@ class Measurement:
         return scores
 
     def _write(self, name: str, records: Sequence[Any]) -> None:
-        """Records take the place of those of the same measurement; others stay."""
+        """Put records in the place of those of the same measurement; others stay."""
         make_folder(self.results)
         path = self.results / name
         # Another process may measure another model into this folder.
@@ -305,7 +305,7 @@ class Measurement:
 
 @torch.no_grad()
 def _under(model: LM, rule: str, s: float | Literal["kept"] | None) -> LM:
-    """A copy under another rule; where s is kept, a rule that learns none has 1."""
+    """Copy a model under another rule; where s is kept, a rule that learns none has 1."""
     copy = model.with_rule(rule)
     if s is not None:
         for new, old in zip(_scales(copy), _scales(model), strict=True):
@@ -320,7 +320,7 @@ def _scales(model: LM) -> list[SSMaxScale]:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """What a folder holds changes when it is trained on; its name and its config do not."""
+    """Hash the weights, which change when a run is trained on; its name and config do not."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(name.encode())
@@ -329,5 +329,5 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _measured(record: Any) -> tuple[Any, ...]:
-    """What a record is a measurement of; needle scores have their context size beside them."""
+    """Tell what a record is a measurement of; needle scores have their context size besides."""
     return record.run, record.provenance.config_hash, getattr(record, "length", None)

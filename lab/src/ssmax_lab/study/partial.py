@@ -124,8 +124,8 @@ def _short(record: Any) -> Any:
         case Sharpness():
             return dataclasses.replace(
                 record,
-                entropy=[_rounded(heads, 5) for heads in record.entropy],
-                largest=[_rounded(heads, 5) for heads in record.largest],
+                entropy=[_rounded(heads, 6) for heads in record.entropy],
+                largest=[_rounded(heads, 6) for heads in record.largest],
             )
         case NeedleScore():
             # Only heads near the top one are looked at.

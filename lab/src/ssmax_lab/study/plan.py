@@ -82,11 +82,13 @@ def plan(
     seeds: int | None = None,
     first_seed: int = 0,
     figures: Sequence[int] | None = None,
+    has_text: bool = False,
 ) -> list[Job]:
     """List the jobs in an order in which they can be done.
 
     A run is trained and measured, then the next: whoever is interrupted has whole results.
-    `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs.
+    `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs, and
+    `has_text` the preparing of the text.
     """
     if first_seed < 0:
         raise UsageError(f"first_seed must be at least 0, got {first_seed}")
@@ -112,7 +114,8 @@ def plan(
             return
         one = CONFIGURATIONS[name]
         if kind == "pretrain":
-            yield add("data")
+            if not has_text:
+                yield add("data")
             # It is (a) until its last steps.
             if one.applied == "last steps" and seed - first_seed < count.get("a", 0):
                 yield add("pretrain", "a", seed)
@@ -139,6 +142,11 @@ def read_figures(texts: Sequence[str]) -> list[int] | None:
             raise UsageError(f"--only takes figure1 to figure8 or C1 to C8, got {text!r}")
         figures.append(int(match.group(1)))
     return sorted(set(figures)) or None
+
+
+def is_computed(figures: Sequence[int] | None) -> bool:
+    """Say whether these figures are mathematics, for which nothing has to be done."""
+    return figures is not None and not any(_KINDS[figure] for figure in figures)
 
 
 def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:

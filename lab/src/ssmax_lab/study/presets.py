@@ -96,7 +96,7 @@ class Study:
         return (0.1 * math.log(stretch) + 1.0) ** 2
 
     def with_settings(self, overrides: Mapping[str, Any]) -> "Study":
-        """With other settings of pretraining, planned by the tokens that it then sees."""
+        """Change settings of pretraining, and the plan by the tokens that it then sees."""
         changed = self.pretraining.with_overrides(overrides)
         tokens, before = (
             one.run.steps * one.run.batch_size * one.model.train_length
@@ -106,7 +106,7 @@ class Study:
         return dataclasses.replace(self, pretraining=changed, seconds=seconds)
 
     def with_questions(self, questions: str) -> "Study":
-        """With other questions; numbers are as long in the test as those that were hidden there."""
+        """Change the questions; numbers are as long in the test as those that are hidden there."""
         digits = digits_taught(questions) or self.digits
         return dataclasses.replace(self, questions=questions, digits=digits)
 
@@ -116,7 +116,7 @@ class Study:
 
 
 def _of_preset(name: str) -> dict[str, Any]:
-    """What a preset shares with the training recipe of its name, and with the table."""
+    """Collect what a preset shares with the recipe of its name, and with the table."""
     source, tokenizer = DEFAULT_TEXT[name]
     return {
         "preset": name,
@@ -128,7 +128,7 @@ def _of_preset(name: str) -> dict[str, Any]:
 
 
 def quick() -> Study:
-    """Two idle CPU cores, text that every Python carries, at most 20 minutes."""
+    """Run on two idle CPU cores, with text that every Python has, in at most 20 minutes."""
     length = PRETRAINING["quick"]().model.train_length
     return Study(
         **_of_preset("quick"),
@@ -153,7 +153,7 @@ def quick() -> Study:
 
 
 def gpu() -> Study:
-    """The paper's model and lengths on one GPU, 250 M tokens of each; far fewer than the paper's.
+    """Train the paper's model on one GPU with 250 M tokens, far fewer than the paper's.
 
     What it adds to the paper's recipe so that numbers are looked up at all after so few tokens:
     digits that are tokens of their own, smaller and so more steps, and fine-tuning on numbers
@@ -187,7 +187,7 @@ def gpu() -> Study:
 
 
 def small() -> Study:
-    """Three seeds of a smaller model on one GPU, measured at half of the paper's lengths.
+    """Train three seeds of a smaller model on one GPU, measured at half of the paper's lengths.
 
     Its training length is half of the paper's: nothing about where it is measured is our choice.
     """
@@ -215,7 +215,7 @@ def small() -> Study:
 
 
 def paper() -> Study:
-    """Tables 1 to 3 at the paper's size; several GPUs."""
+    """Follow tables 1 to 3 at the paper's size, on several GPUs."""
     return dataclasses.replace(
         gpu(),
         **_of_preset("paper"),
@@ -232,7 +232,7 @@ PRESETS = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}
 
 
 def _variants(preset: str, **sizes: tuple[int, int]) -> dict[str, dict[str, Any]]:
-    """What the paper leaves open, a change each of a preset: position code, windows, size.
+    """Change one thing of a preset that the paper leaves open: position code, windows, size.
 
     `sizes` are layers and heads; their head size is the preset's.
     """

@@ -20,15 +20,21 @@ from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenan
 from ssmax_lab.report.draw import draw
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
-from ssmax_lab.study.plan import Job, expected_seconds, makespan, plan, seconds_taken, share_done
+from ssmax_lab.study.plan import (
+    Job,
+    expected_seconds,
+    is_computed,
+    makespan,
+    plan,
+    seconds_taken,
+    share_done,
+)
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.questions import is_path, question_sources
 from ssmax_lab.train.recipes import check_gpu
 
-COMPUTED = {1, 3}
-"""Figures that are mathematics: nothing has to be done for them."""
 WORDS = {
     "data": "prepare the text",
     "pretrain": "pretrain",
@@ -37,11 +43,6 @@ WORDS = {
     "needle": "needles: grid and scores",
 }
 """What jobs of a kind do."""
-
-
-def is_computed(figures: Sequence[int] | None) -> bool:
-    """Say whether these figures need no training."""
-    return figures is not None and COMPUTED.issuperset(figures)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,14 +87,13 @@ def reproduce(
     was typed.
     """
     jobs = plan(
-        study, configurations=configurations, seeds=seeds, first_seed=first_seed, figures=figures
+        study,
+        configurations=configurations,
+        seeds=seeds,
+        first_seed=first_seed,
+        figures=figures,
+        has_text=data is not None,
     )
-    if data is not None:
-        jobs = [
-            dataclasses.replace(job, needs=tuple(name for name in job.needs if name != "data"))
-            for job in jobs
-            if job.kind != "data"
-        ]
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
     if many < 1:
         raise UsageError(f"workers must be at least 1, got {many}")

@@ -187,7 +187,7 @@ class Forecast:
     def _planned(
         self, left: set[str], running: Mapping[str, Progress]
     ) -> tuple[float, float, bool]:
-        """Seconds to go, those of what has not been started, and whether anything is measured."""
+        """Estimate seconds to go, those of what has not started, and whether any are measured."""
         ratios, is_measured = self._ratios(running)
         is_measured = is_measured or self.is_known_before
         whole = {name: self.weights[name] * ratios[self.jobs[name].kind] for name in left}
@@ -202,7 +202,7 @@ class Forecast:
         return max(floor, seconds), floor, is_measured
 
     def _ratios(self, running: Mapping[str, Progress]) -> tuple[dict[Kind, float], bool]:
-        """What each kind takes, over what the preset expects of it; whether any was measured."""
+        """Estimate what each kind takes, over what the preset expects; whether any was measured."""
         found: dict[Kind, list[float]] = {
             kind: ratios[-RECENT:] for kind, ratios in self.ended.items()
         }
@@ -381,7 +381,7 @@ class Scheduler:
         log_progress(logger, "job", done, len(self.jobs), f"{share:.0%}  {time_left}  {words}")
 
     def _left(self) -> set[str]:
-        """What will still be done: not what has failed, nor what needs that."""
+        """List what will still be done: not what has failed, nor what needs that."""
         lost = set(self.failed)
         for job in self.jobs:
             if lost.intersection(job.needs):

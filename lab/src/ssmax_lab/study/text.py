@@ -10,8 +10,6 @@ MOST_READS = 4
 """Text read more often than this teaches a model little more (arXiv 2305.16264)."""
 EMBEDDED_TOKENS = 4_000_000
 """About as many GPT-2 tokens has the embedded text."""
-TOKENS_TRAINED = {"quick": 2_048_000, "small": 65_536_000, "gpu": 250_019_840}
-"""Tokens that a pretraining sees, of every preset whose default text is the embedded one."""
 
 
 def check_embedded_is_enough(preset: str, tokens: int) -> None:
@@ -31,7 +29,7 @@ def check_embedded_is_enough(preset: str, tokens: int) -> None:
 
 
 def check_source(source: str) -> str:
-    """The source as `ssmax-lab data prepare` takes it, with its full path where it is one."""
+    """Return the source as `ssmax-lab data prepare` takes it, a path in full."""
     if not is_local(source):
         return source
     kind = TOKENS if source.startswith(TOKENS) else ""
@@ -45,5 +43,5 @@ def check_source(source: str) -> str:
 
 
 def is_local(source: str) -> bool:
-    """Whether a source lies on this machine."""
+    """Say whether a source lies on this machine."""
     return source != EMBEDDED and not source.startswith(HUB)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ssmax_lab.train.recipes import configured as configured
     from ssmax_lab.train.run import load_run_model as load_run_model
     from ssmax_lab.train.run import load_run_tokenizer as load_run_tokenizer
-    from ssmax_lab.train.run_config import read_run_config as read_run_config
+    from ssmax_lab.train.run import read_run_config as read_run_config
 
 _HOME_OF = {
     "Outcome": "loop",
@@ -32,25 +32,10 @@ _HOME_OF = {
     "load_run_model": "run",
     "load_run_tokenizer": "run",
     "pretrain": "pretraining",
-    "read_run_config": "run_config",
+    "read_run_config": "run",
     "train": "loop",
 }
 
-__all__ = [
-    "PRETRAINING",
-    "Outcome",
-    "TrainConfig",
-    "configured",
-    "finetune",
-    "finetune_converted",
-    "init_distributed",
-    "load_run_model",
-    "load_run_tokenizer",
-    "pretrain",
-    "read_run_config",
-    "train",
-]
-
-
 if not TYPE_CHECKING:
     __getattr__, __dir__ = door(__name__, _HOME_OF)
+    __all__ = sorted(_HOME_OF)

@@ -1,5 +1,6 @@
 """Configure a run. Born valid, never changed, written beside the run as it was resolved."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -361,49 +362,49 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_field(key: str, value: Any, field: dataclasses.Field) -> Any:
     """Convert a value to its field's type: texts are read, wrong types refused."""
-    kinds, is_optional = _types_of(field.type)
-    if is_optional and (value is None or value in ("none", "None", "")):
+    kinds: Sequence[Any] = (
+        [str] if typing.get_origin(field.type) is Literal else get_args(field.type)
+    )
+    is_optional = types.NoneType in kinds
+    if is_optional and value in (None, "none", "None", ""):
         return None
+    kinds = [kind for kind in kinds or [field.type] if kind is not types.NoneType]
     for kind in kinds:
-        try:
-            return _as_type(value, kind)
-        except (TypeError, ValueError):
-            continue
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            return _READ[kind](value)
     wanted = " or ".join(kind.__name__ for kind in kinds) + (" or none" if is_optional else "")
     raise UsageError(f"{key} must be {wanted}, got {value!r}")
 
 
-def _types_of(annotation: Any) -> tuple[list[type], bool]:
-    if typing.get_origin(annotation) is Literal:
-        return [str], False
-    if isinstance(annotation, types.UnionType):
-        inner = [kind for kind in get_args(annotation) if kind is not type(None)]
-        return inner, len(inner) < len(get_args(annotation))
-    return [annotation], False
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
-def _as_type(value: Any, kind: type) -> Any:
-    if kind is bool:
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        if isinstance(value, bool):
-            return value
-        raise TypeError
-    if kind is str:
-        if isinstance(value, str):
-            return value
-        raise TypeError
+def _as_float(value: Any) -> float:
     if isinstance(value, bool):
         raise TypeError
-    if kind is float:
-        return float(value)
+    return float(value)
+
+
+def _as_int(value: Any) -> int:
+    number = _as_float(value)
     try:
         return int(str(value))
     except ValueError:
         # Written as 1e6, a whole number is one.
-        if not float(value).is_integer():
+        if not number.is_integer():
             raise
-        return int(float(value))
+        return int(number)
+
+
+_READ = {
+    bool: lambda value: {"true": True, "false": False}[str(value).lower()],
+    float: _as_float,
+    int: _as_int,
+    str: _as_text,
+}
 
 
 def _at_least(name: str, value: float, least: float) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ssmax.hf
 from ssmax._extras import require
+from ssmax._files import whole_folder
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
@@ -36,11 +37,11 @@ from ssmax_lab.train.pretraining import Windows, text_windows
 from ssmax_lab.train.questions import (
     INVENTED,
     are_same_questions,
+    check_folder_and_base,
     check_samples,
     with_full_paths,
 )
-from ssmax_lab.train.run import model_folder
-from ssmax_lab.train.run_config import check_folder_and_base, resumed_config
+from ssmax_lab.train.run import MODEL, resumed_config
 from ssmax_lab.train.task import adamw
 
 MOST_STEPS, EPOCHS = 1000, 3
@@ -85,7 +86,7 @@ class ConvertedTask:
     """Train a converted model."""
 
     def __init__(self, model: Any, home: str, config: ConvertedConfig) -> None:
-        """`home` has the tokenizer and the processors."""
+        """Take a model, and `home`, which has its tokenizer and processors."""
         self.model: Any = model
         self.home: str = home
         self.config: ConvertedConfig = config
@@ -131,7 +132,7 @@ class ConvertedTask:
             ssmax.hf.anneal(model, 1.0, 1.0)
         weights = {name: full_tensor(tensor).cpu() for name, tensor in model.state_dict().items()}
         if ranks.is_first:
-            with model_folder(folder) as writing:
+            with whole_folder(folder / MODEL, replace=True) as writing:
                 model.save_pretrained(writing, state_dict=weights)
                 copy_inputs(self.home, writing, model.config)
 
@@ -323,7 +324,7 @@ def _check_packing(model: Any) -> None:
     seen: list[int] = []
     device = next(model.parameters()).device
     positions = torch.arange(8, device=device).remainder(4).view(1, -1)
-    with watched(lambda module, num_keys, query: seen.append(int(num_keys.max()))):
+    with watched(lambda module, num_keys, *_: seen.append(int(num_keys.max()))):
         model(input_ids=positions, position_ids=positions, use_cache=False)
     if max(seen) > 4:
         raise UsageError(

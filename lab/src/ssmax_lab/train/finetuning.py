@@ -36,8 +36,13 @@ from ssmax_lab.train.questions import (
     with_full_paths,
 )
 from ssmax_lab.train.recipes import finetuning_of
-from ssmax_lab.train.run import load_run_model, load_run_tokenizer
-from ssmax_lab.train.run_config import read_run_config, resumed_config, text_of_run
+from ssmax_lab.train.run import (
+    load_run_model,
+    load_run_tokenizer,
+    read_run_config,
+    resumed_config,
+    text_of_run,
+)
 from ssmax_lab.train.task import Batch, LMTask
 
 logger = logging.getLogger(__name__)

@@ -34,8 +34,7 @@ from ssmax_lab.train.metrics import (
     peak_flops,
     short_number,
 )
-from ssmax_lab.train.run import open_run
-from ssmax_lab.train.run_config import MODEL
+from ssmax_lab.train.run import MODEL, open_run
 from ssmax_lab.train.task import (
     Batch,
     LMTask,

@@ -10,7 +10,7 @@ from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.train.config import TrainConfig, flat
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.run_config import check_text, check_vocabulary, resumed_config
+from ssmax_lab.train.run import check_text, check_vocabulary, resumed_config
 from ssmax_lab.train.task import Batch
 
 

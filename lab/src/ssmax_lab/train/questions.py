@@ -1,9 +1,10 @@
-"""Read what `--questions` names, without torch: files, and questions that are made."""
+"""Check what fine-tuning is given, without torch: questions, text, a converted model."""
 
 import filecmp
 from pathlib import Path
 
 from ssmax.errors import UsageError
+from ssmax.hf.sources import is_adapter
 
 INVENTED, HIDDEN = "invented", "hidden"
 """Questions that need no file: about a few facts, or about a number hidden in the base's text.
@@ -92,3 +93,13 @@ def check_samples(data: Path | None, questions: str | None) -> None:
             "hidden questions are about the text of a run, which a converted model does not have; "
             "give --questions invented or a file in SQuAD's format, or text with --data"
         )
+
+
+def check_folder_and_base(source: Path, base: str) -> None:
+    """Refuse what is no folder, an adapter without its base, and a whole model with one."""
+    if not source.is_dir():
+        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
+    if is_adapter(source) and not base:
+        raise UsageError(f"{source} holds an adapter; name the model it is for with --base")
+    if base and not is_adapter(source):
+        raise UsageError(f"{source} holds a whole model; --base is for adapters")

@@ -1,26 +1,123 @@
-"""Open a run's folder to train in it, and load the model and tokenizer that came of it."""
+"""Read, open and load what a run's folder holds; torch is imported where a model is loaded."""
 
 import dataclasses
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ssmax._files import locked, make_folder, whole_file, write_whole
 from ssmax.errors import UsageError
+from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
-from ssmax_lab.model import LM, LMConfig, load_lm
 from ssmax_lab.records import METRICS, RUN_CONFIG, Provenance
-from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.run_config import MODEL, read_run_config
+from ssmax_lab.tiny import TINY
+from ssmax_lab.train.config import MAY_CHANGE, TrainConfig
 
 if TYPE_CHECKING:
+    import torch
+
+    from ssmax_lab.model import LM
     from ssmax_lab.train.dist import DistContext
+
+MODEL = "model"
+"""The folder inside a run that its model is in."""
+Kind = TypeVar("Kind", bound=TrainConfig)
+
+
+def read_run_config(folder: Path, kind: type[Kind] = TrainConfig, *, otherwise: str = "") -> Kind:
+    """Read the configuration that a run was started with.
+
+    `otherwise` tells who gave something else what to do.
+    """
+    path = folder / RUN_CONFIG
+    advice = f"give a run that ssmax-lab pretrain made, or {TINY}{otherwise}"
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; {advice}")
+    if not path.is_file():
+        raise UsageError(f"{folder} is no run: it holds no {RUN_CONFIG}; {advice}")
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict) or not values:
+            raise UsageError("it describes none")
+        if "model_type" in values:
+            raise UsageError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
+        if "format" in values:
+            raise UsageError("it is a model's; give the folder of the run that holds it")
+        values.pop("provenance", None)
+        return kind.from_dict(values)
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, UsageError) as error:
+        raise UsageError(f"{path} is not the configuration of a run: {error}") from None
+
+
+def resumed_config(
+    folder: Path, overrides: Mapping[str, Any], kind: type[Kind] = TrainConfig
+) -> Kind:
+    """Read a run's configuration, with what may change when it resumes."""
+    if not (folder / RUN_CONFIG).is_file():
+        raise UsageError(
+            f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to "
+            "resume; leave --resume out to begin one"
+        )
+    config = read_run_config(folder, kind)
+    changed = config.with_overrides(overrides)
+    for key in overrides:
+        room, name = key.split(".", 1)
+        is_other = getattr(getattr(config, room), name) != getattr(getattr(changed, room), name)
+        if is_other and key not in MAY_CHANGE:
+            raise UsageError(
+                f"{key} cannot change in a run that resumes; what can: {', '.join(MAY_CHANGE)}"
+            )
+    if changed.run.steps != config.run.steps and config.is_bound_to_steps:
+        raise UsageError(
+            "run.steps cannot change in a run whose schedule or switch is a share of them"
+        )
+    return changed
+
+
+def named_folder(runs: Path, name: str) -> Path:
+    """Return the folder of the run called `name`; a name that is not one folder name is refused."""
+    if not name or name in (".", "..") or any(letter in name for letter in "/\\\0"):
+        raise UsageError(
+            f"the name of a run must be that of one folder, without separators, got {name!r}; "
+            "the folder that holds the runs is chosen by --runs"
+        )
+    return runs / name
+
+
+def with_name(folder: Path) -> Path:
+    """Make a path end in the folder's name, also where it is "." or ".."; a link keeps its."""
+    return folder.resolve() if folder.name in ("", "..") else folder
+
+
+def text_of_run(config: TrainConfig) -> Path:
+    """Find the prepared tokens that a run was trained on; a fine-tuned one's are its base's."""
+    if config.data.base:
+        return text_of_run(read_run_config(Path(config.data.base)))
+    return Path(config.data.folder)
+
+
+def check_text(config: TrainConfig) -> None:
+    """Refuse a data.folder without prepared tokens, or with those of another vocabulary."""
+    folder = Path(config.data.folder)
+    if not config.data.folder or not folder.is_dir():
+        raise UsageError(
+            f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
+            "make them with ssmax-lab data prepare"
+        )
+    check_vocabulary(ShardSet.open(folder / TRAIN).vocabulary, config, folder)
+
+
+def check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
+    """Refuse tokens that the model has no embedding for."""
+    if vocabulary.size > config.model.vocab_size:
+        raise UsageError(
+            f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "
+            f"the model has {config.model.vocab_size}: set model.vocab_size={vocabulary.size}, or "
+            "prepare the text with another tokenizer"
+        )
 
 
 @contextmanager
@@ -77,22 +174,16 @@ def _write_config(folder: Path, config: TrainConfig, ranks: "DistContext") -> No
     write_whole(folder / RUN_CONFIG, json.dumps(values, indent=2) + "\n")
 
 
-@contextmanager
-def model_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `folder/model` once it is whole."""
-    hidden, final = folder / f".{MODEL}.writing", folder / MODEL
-    shutil.rmtree(hidden, ignore_errors=True)
-    yield hidden
-    shutil.rmtree(final, ignore_errors=True)
-    hidden.rename(final)
-
-
-def load_run_model(folder: Path, *, device: torch.device | str = "cpu") -> LM:
+def load_run_model(folder: Path, *, device: "torch.device | str" = "cpu") -> "LM":
     """Load what a run was finished with, or else the model of its newest checkpoint."""
     config = read_run_config(folder)
+    from ssmax_lab.model import LM, LMConfig, load_lm
+
     if (folder / MODEL).is_dir():
         return load_lm(folder / MODEL, device=device)
     # Only here: torch.distributed's checkpoints take a second to import.
+    import torch
+
     from ssmax_lab.train import checkpoint
     from ssmax_lab.train.dist import single_process
 

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ssmax._files import whole_folder
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.model import LM, LMConfig, save_lm
 from ssmax_lab.model.checkpoint import lm_of_shapes
 from ssmax_lab.model.loss import linear_cross_entropy
 from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
 from ssmax_lab.train.dist import DistContext, full_tensor, parallelize
-from ssmax_lab.train.run import model_folder
+from ssmax_lab.train.run import MODEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +155,7 @@ class LMTask:
         if ranks.is_first:
             plain = lm_of_shapes(model.config)
             plain.load_state_dict(weights, assign=True)
-            with model_folder(folder) as writing:
+            with whole_folder(folder / MODEL, replace=True) as writing:
                 save_lm(plain, writing)
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 _HOME_OF = {"export": "exporting", "graph_of": "graphs"}
 
-__all__ = ["export", "graph_of"]
-
-
 if not TYPE_CHECKING:
+    __all__ = sorted(_HOME_OF)
     __getattr__, __dir__ = door(__name__, _HOME_OF)

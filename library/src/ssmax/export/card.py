@@ -35,7 +35,7 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
 Without that flag Transformers refuses the folder. vLLM's Transformers backend
-(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) is told n by positions; our
+(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) gets n from positions; our
 tests run a stand-in that does what vLLM documents, not vLLM.""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM
@@ -64,7 +64,7 @@ model = onnxruntime.InferenceSession("FOLDER/model.onnx")
 ```
 
 Inputs: `input_ids` (batch, new), `attention_mask` (batch, cached + new; 0 for padding on the
-left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head width), with
+left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head_dim), with
 cached = 0 to begin with. Outputs: `logits`, and `present.LAYER.key` and `.value`, the past of the
 next call.""",
     "torch-export": """```python
@@ -74,7 +74,7 @@ model = torch.export.load("FOLDER/model.pt2").module()  # needs no ssmax
 logits, past = model(input_ids, attention_mask, past)
 ```
 
-`past` is a list of keys and values of every layer in turn, (batch, key heads, cached, head width),
+`past` is a list of keys and values of every layer in turn, (batch, key heads, cached, head_dim),
 cached = 0 to begin with; `attention_mask` (batch, cached + new) is 0 for padding on the left.""",
 }
 

@@ -1,4 +1,4 @@
-"""Does what was written compute what the source computes? Prefill and decoding, side by side."""
+"""Compare what was written with its source, in prefill and decoding."""
 
 import dataclasses
 import itertools

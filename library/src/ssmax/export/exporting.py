@@ -1,4 +1,4 @@
-"""`export`: a model written in a form that others run, checked against its source, with a card."""
+"""`export`: write a model in a form that others run, check it against its source, add a card."""
 
 import dataclasses
 import json

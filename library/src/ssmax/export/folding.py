@@ -1,4 +1,4 @@
-"""SSMax as the position scale that Ministral 3 ships: what can be folded into W_q, and what not.
+"""SSMax as the attention temperature of Ministral 3: what can be folded into W_q, and what not.
 
 Ministral 3 multiplies the query at position p by 1 + beta log(1 + floor(p / M)). With M = 1 that is
 1 + beta log n for causal attention without windows and padding, and
@@ -10,7 +10,7 @@ The part before the bracket goes into the rows of W_q that make the head. In the
 shared with W_k, so that no weight, query, key or factor leaves the range of float16.
 """
 
-# L layers, H query heads, D head width, C model width
+# L layers, H query heads, D head_dim, C model width
 
 import dataclasses
 from typing import Any

@@ -6,7 +6,7 @@
 are the same with the new tokens. The mask is 1 where there is a token, so rows may be left-padded.
 """
 
-# B batch, T new tokens, S cached tokens, G key heads, D head width
+# B batch, T new tokens, S cached tokens, G key heads, D head_dim
 
 import inspect
 import logging

@@ -1,4 +1,4 @@
-"""Whoever continues a text, asked alike: a session takes the next tokens and gives their logits."""
+"""One interface to all that continues a text: the next tokens in, their logits out."""
 
 # T new tokens, V vocabulary
 

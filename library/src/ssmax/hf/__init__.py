@@ -34,20 +34,6 @@ _HOME_OF = {
     "verify": "verification",
 }
 
-__all__ = [
-    "adopt",
-    "anneal",
-    "convert",
-    "freeze_all_but_ssmax",
-    "from_pretrained",
-    "load",
-    "param_groups",
-    "revert",
-    "save",
-    "save_remote_code",
-    "verify",
-]
-
-
 if not TYPE_CHECKING:
+    __all__ = sorted(_HOME_OF)
     __getattr__, __dir__ = door(__name__, _HOME_OF)

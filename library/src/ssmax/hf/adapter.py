@@ -1,4 +1,4 @@
-"""s and b as a file of a few kilobytes, for any base: quantised, sharded, or somebody else's."""
+"""s and b as a file of a few kilobytes, for any base: quantised, sharded, or from the Hub."""
 
 import dataclasses
 import json
@@ -118,7 +118,7 @@ def _check_same_model(
             f"{here.get(_FAMILY)}; the adapter is for another model"
         )
     for key in (_DEPTH, _WIDTH):
-        # Adapters that were written earlier do not tell, and not every config does.
+        # Earlier adapters do not say it, nor does every config.
         if None not in (about.get(key), here.get(key)) and about[key] != here[key]:
             raise UsageError(
                 f"{folder} is an adapter for a model of {key} = {about[key]}, {base} has "

@@ -1,4 +1,4 @@
-"""What a conversion can be asked for, checked without torch."""
+"""The options of a conversion, checked without torch."""
 
 from typing import Literal, get_args
 

@@ -41,7 +41,7 @@ class Conversion:
     rule: str
     init: str
     train_length: int | None
-    """None where nobody said, and no first value came from it."""
+    """None where it was not given, and no first value came from it."""
     layers: tuple[str, ...]
     """Names of the attention modules that carry an ssmax."""
 
@@ -140,7 +140,7 @@ def convert(
 
 
 def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapter") -> None:
-    """Give exactly the layers of a record an ssmax, at the first values that it tells of."""
+    """Give exactly the layers of a record an ssmax, with the first values that it names."""
     _check_model(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     missing = [name for name in record.layers if name not in known]
@@ -359,7 +359,7 @@ def _check_readable(name: str, module: nn.Module) -> None:
     # Shifted windows: -100 is added to the position bias, so that no number means hidden.
     if type(module).__name__ == "SwinAttention":
         raise UsageError(
-            f"{what} hides keys by a bias of -100, from which n cannot be told; {leave_out}"
+            f"{what} hides keys by a bias of -100, from which n cannot be counted; {leave_out}"
         )
     # GPT-2's, and Decision Transformer's copy of it.
     if getattr(module, "reorder_and_upcast_attn", False):

@@ -1,4 +1,4 @@
-"""Checkpoints that already carry an s, by other names: taken over, or refused with the reason."""
+"""Checkpoints that carry an s by another name: adopted, or an error with the reason."""
 
 import json
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ class Dialect:
 
     suffix: str
     """The last part of the tensor's name, beside the attention's own weights."""
-    whose: str
+    project: str
     unsupported_reason: str = ""
     """What is unclear about it; "" where it is the paper's s of s log n."""
 
 
 DIALECTS = (
-    Dialect(suffix="ssmax_scale", whose="OLMo-core"),
-    Dialect(suffix="softmax_scaler", whose="Dragon"),
+    Dialect(suffix="ssmax_scale", project="OLMo-core"),
+    Dialect(suffix="softmax_scaler", project="Dragon"),
     Dialect(
         suffix="ssmax_s",
-        whose="Step-5",
+        project="Step-5",
         unsupported_reason="no public code applies it, so neither its log nor its n is known",
     ),
 )
@@ -49,7 +49,7 @@ def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
     with read_by_transformers(source), whole_files(source):
         model, about = kind.from_pretrained(source, output_loading_info=True, **options)
     left_over = sorted(about["unexpected_keys"])
-    # A rule that learns nothing leaves no tensors, but a config that tells of it.
+    # A rule that learns nothing leaves no tensors, but a config that names it.
     if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
         raise converted_already(source)
     odd = [name for name in left_over if _sounds_like_s(name) and _suffix(name) not in SUFFIXES]
@@ -92,7 +92,7 @@ def adopt(model: nn.Module, folder: str | Path) -> nn.Module:
         dialect = next(one for one in DIALECTS if one.suffix == suffix)
         if dialect.unsupported_reason:
             raise UsageError(
-                f"{folder} holds {dialect.whose}'s {name}: {dialect.unsupported_reason}"
+                f"{folder} holds {dialect.project}'s {name}: {dialect.unsupported_reason}"
             )
         layers = [layer for layer in known if layer == owner or layer.endswith(f".{owner}")]
         if len(layers) != 1:

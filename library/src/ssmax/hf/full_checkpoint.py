@@ -1,4 +1,4 @@
-"""A whole converted model from a folder of save_pretrained, s and b included or not at all."""
+"""Loading a converted model from a folder of save_pretrained, s and b included or not at all."""
 
 import copy
 import dataclasses
@@ -62,7 +62,7 @@ class Converted:
             and RULES[record.rule].needs_length
         ):
             raise UsageError(
-                f"this config tells of no train_length, since the s of its model was another's "
+                f"this config has no train_length, since the s of its model was another's "
                 f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
                 "['train_length'] to the length that the model will be trained at"
             )

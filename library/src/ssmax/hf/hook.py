@@ -1,4 +1,4 @@
-"""Where Transformers is entered: every attention function is asked for here.
+"""The hook in Transformers: every attention function is asked for here.
 
 A module that carries an `ssmax` has its query scaled before the function that Transformers would
 have called; for all others nothing changes. The hook is installed by the first conversion.
@@ -25,10 +25,7 @@ ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 23)
 """The first Transformers whose models all ask in one place, and the last that was tested."""
 
-# Called with a module, its n and, for a watcher, its query; for an auditor, its keys and how many
-# of them the kernel weighs.
-_watchers: list[Callable[[nn.Module, Tensor, Tensor], None]] = []
-_auditors: list[Callable[[nn.Module, Tensor, Tensor, Tensor], None]] = []
+_watchers: list[Callable[..., None]] = []
 _one_at_a_time = threading.Lock()
 
 
@@ -95,14 +92,11 @@ def _attend(
             as_number=not in_graph,
         )  # fmt: skip
         for watch in _watchers:
-            watch(module, _as_tensor(num_keys, query), query)
-        for audit in _auditors:
 
             def attend(query: Tensor, value: Tensor) -> Any:
                 return function(module, query, key, value, attention_mask, *arguments, **options)
 
-            weighed = _weighed_keys(attend, query, key, value)
-            audit(module, _as_tensor(num_keys, query), key, weighed)
+            watch(module, _as_tensor(num_keys, query), query, key, value, attend)
         query = _scaled(module, scale, query, num_keys)
     return function(module, query, key, value, attention_mask, *arguments, **options)
 
@@ -110,7 +104,7 @@ def _attend(
 def scale_of(module: nn.Module) -> Any:
     """Find the ssmax of an attention module, also inside PEFT's wrapper; None: it has none.
 
-    The wrapper answers as the copy that is active; what it was made of tells whether it is ours.
+    The wrapper answers as the copy that is active; its original shows whether it is ours.
     """
     found = module._modules.get(ATTRIBUTE)
     if found is None or isinstance(found, SSMaxScale):
@@ -175,38 +169,15 @@ def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Number, bias: Number | 
     return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 
 
-def _weighed_keys(
-    attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """Count the keys that the kernel itself gives weight to: (B, H, Q).
-
-    Values that are 1 in one place each make its output the weights of as many keys as they are
-    wide.
-    """
-    weighed = torch.zeros((), dtype=torch.long, device=query.device)
-    for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
-        one_hot = torch.zeros_like(value)
-        one_hot[:, :, keys, keys - keys[0]] = 1
-        weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
-        weighed = weighed + (weights_BQHD > 0).sum(-1).transpose(1, 2)
-    return weighed
-
-
 @contextmanager
-def watched(watch: Callable[[nn.Module, Tensor, Tensor], None]) -> Iterator[None]:
-    """Call `watch` with the module, its n and its query before every scaling."""
+def watched(watch: Callable[..., None]) -> Iterator[None]:
+    """Call `watch` before every scaling.
+
+    It is given the module, its n, its query, its keys, its values, and a function of a query and
+    values that attends as the kernel is about to.
+    """
     _watchers.append(watch)
     try:
         yield
     finally:
         _watchers.remove(watch)
-
-
-@contextmanager
-def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
-    """Call `audit` with the module, its n, its keys and how many of them the kernel weighs."""
-    _auditors.append(audit)
-    try:
-        yield
-    finally:
-        _auditors.remove(audit)

@@ -1,4 +1,4 @@
-"""What a model's inputs are made with: its tokenizer and its processors, none of their code run."""
+"""The tokenizer and the processors of a model; none of their code is run."""
 
 import contextlib
 import shutil

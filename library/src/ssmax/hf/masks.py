@@ -1,6 +1,6 @@
 """n of a converted model: what its attention implementation is given, as a mask spec.
 
-Positions do not tell n: a left-padded batch arrives with positions 0 to T - 1 in every row. Nor do
+Positions do not give n: a left-padded batch arrives with positions 0 to T - 1 in every row. Nor do
 the keys: a static cache is longer than what was written, a causal query sees a part of them. What a
 kernel masks with does. Each masks in its own way; the counting is that of `ssmax.ops.visible`.
 """
@@ -77,11 +77,14 @@ def count_keys(
         return count_mask(mask, keys, kind == "eager" and _has_table(module, queries, options))
     if kind == "flex" and mask is not None:
         return _remembered(mask, queries, lambda: _count_block_mask(mask, query_BHQD))
-    if kind == "flash" and mask is not None:
-        asked = (queries, _is_causal(module, options), options.get("sliding_window"))
-        spec = functools.partial(_flash_spec, module, query_BHQD, keys, mask, options)
-        return _remembered(mask, asked, lambda: spec().num_visible())
-    spec = _SPECS[kind](module, query_BHQD, keys, mask, options)
+    if kind == "flash":
+        make = functools.partial(_flash_spec, module, query_BHQD, keys, mask, options)
+        if mask is not None:
+            asked = (queries, _is_causal(module, options), options.get("sliding_window"))
+            return _remembered(mask, asked, lambda: make().num_visible())
+        spec = make()
+    else:
+        spec = _unmasked_spec(kind, module, query_BHQD, keys, options)
     return spec.num_keys if as_number and spec.sees_all else spec.num_visible()
 
 
@@ -120,7 +123,7 @@ def _count_block_mask(mask: Any, query_BHQD: Tensor) -> Tensor:
 
 def _remembered(mask: Any, asked: Any, count: Callable[[], Tensor]) -> Tensor:
     """Count once for a mask, which many layers share, as long as it is not changed in place."""
-    # Tensors of inference mode do not tell of changes. A count that a CUDA graph captures, or a
+    # Tensors of inference mode have no version. A count that a CUDA graph captures, or a
     # trace, must not come from before it, nor go beyond; what torch.compile traces is new.
     if isinstance(mask, Tensor) and (
         mask.is_inference()
@@ -141,17 +144,23 @@ def _remembered(mask: Any, asked: Any, count: Callable[[], Tensor]) -> Tensor:
     return found
 
 
-def _eager_spec(
-    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
+def _unmasked_spec(
+    kind: Kind, module: nn.Module, query: Tensor, keys: int, options: Mapping[str, Any]
 ) -> MaskSpec:
-    """Without a mask eager code hides nothing, but for GPT-2's."""
-    queries = query.shape[2]
-    return MaskSpec(
-        num_queries=queries,
-        num_keys=keys,
-        is_causal=_has_table(module, queries, options),
-        device=query.device,
-    )
+    """Say what eager code, FlexAttention, SDPA or an engine hides without a mask."""
+    queries, device = query.shape[2], query.device
+    if kind == "engine":
+        return _engine_spec(query, options)
+    is_causal = kind == "eager" and _has_table(module, queries, options)
+    if kind == "sdpa" and queries > 1 and _is_causal(module, options):
+        # From the upper left.
+        if queries > keys:
+            index = torch.arange(queries, device=device)
+            return MaskSpec(
+                num_queries=queries, num_keys=keys, is_causal=True, stands_at=index, device=device
+            )
+        keys, is_causal = queries, True
+    return MaskSpec(num_queries=queries, num_keys=keys, is_causal=is_causal, device=device)
 
 
 def _has_table(module: nn.Module, queries: int, options: Mapping[str, Any]) -> bool:
@@ -165,27 +174,13 @@ def _has_table(module: nn.Module, queries: int, options: Mapping[str, Any]) -> b
     return not getattr(module, "is_cross_attention", False) and options.get("cache") is None
 
 
-def _sdpa_spec(
-    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
-) -> MaskSpec:
-    """Without a mask SDPA is causal from the upper left, unless there is but one query."""
-    queries, device = query.shape[2], query.device
-    if queries == 1 or not _is_causal(module, options):
-        return MaskSpec(num_queries=queries, num_keys=keys, device=device)
-    if queries <= keys:
-        return MaskSpec(num_queries=queries, num_keys=queries, is_causal=True, device=device)
-    index = torch.arange(queries, device=device)
-    return MaskSpec(
-        num_queries=queries, num_keys=keys, is_causal=True, stands_at=index, device=device
-    )
-
-
 def _flash_spec(
     module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
 ) -> MaskSpec:
-    """Flash attention lays rows without their padding, or packed documents, end to end."""
+    """Lay rows without their padding, or packed documents, end to end, as flash attention does."""
     batch, _, queries, _ = query.shape
-    bounds = stands_at = None
+    bounds: Tensor | None = None
+    stands_at: Tensor | None = None
     if isinstance(mask, Tensor):
         is_token_BK = mask.bool()
         bounds = nn.functional.pad(is_token_BK.sum(-1).cumsum(0), (1, 0))
@@ -198,7 +193,7 @@ def _flash_spec(
         # The queries of a document are its last keys.
         offset = (bounds - bounds_q)[1:]
         stands_at = index_BQ + offset[document.clamp_max(offset.shape[0] - 1)]
-    if bounds is not None:
+    if bounds is not None and stands_at is not None:
         keys, stands_at = _ANY_KEYS, torch.minimum(stands_at, bounds[-1] - 1)
     is_causal, window = _is_causal(module, options), options.get("sliding_window")
     left = UNBOUNDED if window is None else window - 1
@@ -223,7 +218,7 @@ def _packed(query: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor] 
             # Continuous batching keeps bounds for every kind of layer, those of windowed layers cut
             # to the window. The widest are those of full ones; the window is this layer's own.
             bounds_k = torch.stack(tuple(bounds_k.values())).amax(0)
-        return tuple(bounds.to(query.device).long() for bounds in (bounds_q, bounds_k))
+        return bounds_q.to(query.device).long(), bounds_k.to(query.device).long()
     positions = options.get("position_ids")
     # Packed documents as Transformers finds them: one row whose positions do not just rise by one.
     if not isinstance(positions, Tensor) or query.shape[0] != 1 or positions.shape[-1] == 1:
@@ -236,10 +231,8 @@ def _packed(query: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor] 
     return bounds, bounds
 
 
-def _engine_spec(
-    module: nn.Module, query: Tensor, keys: int, mask: Any, options: Mapping[str, Any]
-) -> MaskSpec:
-    """An engine hands over positions alone, and they are those of the sequence."""
+def _engine_spec(query: Tensor, options: Mapping[str, Any]) -> MaskSpec:
+    """Read the positions: an engine hands over nothing else, and they are those of the sequence."""
     positions = options.get("position_ids")
     if not isinstance(positions, Tensor):
         raise UsageError(
@@ -255,15 +248,6 @@ def _engine_spec(
         stands_at=positions.reshape(-1, positions.shape[-1]),
         device=query.device,
     )
-
-
-_SPECS: dict[Kind, Callable[..., MaskSpec]] = {
-    "eager": _eager_spec,
-    "flex": _eager_spec,
-    "sdpa": _sdpa_spec,
-    "flash": _flash_spec,
-    "engine": _engine_spec,
-}
 
 
 def _is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""How many positions a model knows."""
+"""The number of positions that a model has learned."""
 
 from torch import nn
 

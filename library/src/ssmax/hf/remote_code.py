@@ -84,7 +84,7 @@ def save_remote_code(
     kind, config = type(saved), type(saved.config)
     if getattr(transformers, kind.__name__, None) is not kind:
         raise UsageError(
-            f"{kind.__name__} is not a class of Transformers, so that nobody could build it from "
+            f"{kind.__name__} is not a class of Transformers, so that it could not be built from "
             "one file; save_pretrained keeps remote code as it is"
         )
     heads = _auto_classes(transformers, kind, config)

@@ -1,4 +1,4 @@
-"""Where a model comes from: no such folder, an adapter alone, one with code, a file cut short."""
+"""Errors of loading: no such folder, an adapter alone, a model with code, a file cut short."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What training a converted model needs: parameter groups, freezing, and the walk of `anneal`."""
+"""Training a converted model: parameter groups, freezing, and `anneal`."""
 
 import dataclasses
 from typing import Any

@@ -1,7 +1,7 @@
-"""Does a converted model do what it should? Every layer reached, n right, padding not counted."""
+"""Check a converted model: every layer is reached, n is right, padding is not counted."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from ssmax.hf.conversion import (
     must_be_converted,
     unwrapped,
 )
-from ssmax.hf.hook import ATTRIBUTE, audited
+from ssmax.hf.hook import ATTRIBUTE, watched
 
 TOKENS, PADDING = 12, 5
 # What models of Transformers read.
@@ -135,7 +135,7 @@ def _compare(
             return
         reached.add(names[module])
         counts_BHQ = num_keys.unsqueeze(1) if num_keys.dim() == 2 else num_keys
-        # What padding sees, if anything, is nobody's concern.
+        # What padding sees, if anything, does not matter.
         counts_BHQ = counts_BHQ.expand_as(weighed_BHQ)[..., padding:]
         wanted_BHQ = weighed_BHQ[..., padding:]
         if torch.equal(counts_BHQ, wanted_BHQ):
@@ -151,11 +151,37 @@ def _compare(
                 + (f" behind {padding} of padding" if padding else "")
             )
 
-    with audited(audit):
+    with watched(audited(audit)):
         model(**inputs)
     if unread:
         raise UsageError(_why_unread(model, names, inputs, unread[0], padding))
     return reached
+
+
+def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Callable[..., None]:
+    """Make a watcher that calls `audit` with a module, its n, its keys and how many are weighed."""
+
+    def watch(module, num_keys, query, key, value, attend) -> None:
+        audit(module, num_keys, key, _weighed_keys(attend, query, key, value))
+
+    return watch
+
+
+def _weighed_keys(
+    attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    """Count the keys that the kernel itself gives weight to: (B, H, Q).
+
+    Values that are 1 in one place each make its output the weights of as many keys as they are
+    wide.
+    """
+    weighed = torch.zeros((), dtype=torch.long, device=query.device)
+    for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
+        one_hot = torch.zeros_like(value)
+        one_hot[:, :, keys, keys - keys[0]] = 1
+        weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
+        weighed = weighed + (weights_BQHD > 0).sum(-1).transpose(1, 2)
+    return weighed
 
 
 def _why_unread(

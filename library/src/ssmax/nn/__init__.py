@@ -28,17 +28,6 @@ _HOME_OF = {
     "SelfAttention": "attention",
 }
 
-__all__ = [
-    "RULES",
-    "KVCache",
-    "ProbeTable",
-    "RMSNorm",
-    "RotaryEmbedding",
-    "Rule",
-    "SSMaxScale",
-    "SelfAttention",
-]
-
-
 if not TYPE_CHECKING:
+    __all__ = sorted(_HOME_OF)
     __getattr__, __dir__ = door(__name__, _HOME_OF)

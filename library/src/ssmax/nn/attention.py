@@ -1,6 +1,6 @@
 """Causal self-attention with rotary positions and any rule of the family."""
 
-# B batch, T new tokens, S keys, C hidden size, H query heads, G key heads, D head width
+# B batch, T new tokens, S keys, C hidden size, H query heads, G key heads, D head_dim
 
 from collections.abc import Sequence
 from typing import get_args

@@ -1,6 +1,6 @@
 """Keys and values of the tokens so far, for every layer of a model."""
 
-# B batch, G key heads, T new tokens, S keys so far, D head width
+# B batch, G key heads, T new tokens, S keys so far, D head_dim
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from ssmax.errors import UsageError
 class KVCache:
     """Keys and values per layer, growing or in memory set aside beforehand.
 
-    A layer writes its new keys and gets all of them back; whoever runs the layers then advances
-    the cache once. Until then `length` does not count the new tokens, and a layer may write again.
+    A layer writes its new keys and gets all of them back; the model then advances the cache once.
+    Until then `length` does not count the new tokens, and a layer may write again.
 
     >>> cache = KVCache(num_layers=12)                                    # grows
     >>> cache = KVCache.preallocated(12, batch=1, num_kv_heads=12, max_keys=4096, head_dim=64)

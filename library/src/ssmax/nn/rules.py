@@ -24,23 +24,23 @@ class Rule:
     """
 
     factor: "Callable[[SSMaxScale, Tensor], Tensor] | None" = None
-    """Of the module, whose attributes are what it learned, and n (..., T): (..., heads, T); of a
-    rule that learns nothing (..., T). None: `affine` says it."""
-    learned: dict[str, Callable[[int], float]] = field(default_factory=dict)
-    """Name of each parameter and its initial value for a training length."""
+    """Computes the factor from the module, which holds the parameters, and n (..., T): (..., heads,
+    T), or (..., T) for a rule that learns nothing. None: `affine` does."""
+    learned: dict[str, float | Callable[[int], float]] = field(default_factory=dict)
+    """Name of each parameter and its initial value, or that of a training length."""
     affine: "Callable[[SSMaxScale], tuple[Number, Number | None]] | None" = None
     """s and b of a factor that is s log n + b (None: no b), which engines can express."""
     with_bias: str | None = None
     """The rule that learns a b besides: s = 0 and b = 1 start it as softmax."""
     needs_length: bool = False
-    """It starts from `train_length`, or is defined by it."""
+    """True where its start or its definition needs `train_length`."""
     floor_length: int | None = None
     """Default L0 of the rules that grow in steps."""
     starts_as_softmax: bool = False
-    """Its first factor is 1 up to the length that it goes by, or everywhere: `ssmax.hf.convert`
-    takes it with init="identity"."""
+    """True where its first factor is 1 up to its length, or everywhere: `ssmax.hf.convert` takes it
+    with init="identity"."""
 
-    def compute(self, scale: "SSMaxScale", num_keys: "int | Tensor") -> "Tensor":
+    def compute(self, scale: "SSMaxScale", num_keys: "Tensor") -> "Tensor":
         """Compute the factor of a module's parameters and n."""
         if self.affine is not None:
             return ops.scale.ssmax_factor(num_keys, *self.affine(scale))
@@ -48,17 +48,9 @@ class Rule:
         return self.factor(scale, num_keys)
 
 
-def _one(_: int) -> float:
-    return 1.0
-
-
-def _zero(_: int) -> float:
-    return 0.0
-
-
 RULES: dict[str, Rule] = {
     "softmax": Rule(affine=lambda m: (0.0, 1.0), starts_as_softmax=True),
-    "temperature": Rule(learned={"s": _one}, affine=lambda m: (0.0, m.s), starts_as_softmax=True),
+    "temperature": Rule(learned={"s": 1.0}, affine=lambda m: (0.0, m.s), starts_as_softmax=True),
     "ssmax": Rule(
         learned={"s": initial_s},
         affine=lambda m: (m.s, None),
@@ -67,7 +59,7 @@ RULES: dict[str, Rule] = {
     ),
     "ssmax_no_s": Rule(affine=lambda m: (1.0, None)),
     "ssmax_bias": Rule(
-        learned={"s": initial_s, "bias": _zero},
+        learned={"s": initial_s, "bias": 0.0},
         affine=lambda m: (m.s, m.bias),
         with_bias="ssmax_bias",
         needs_length=True,
@@ -80,7 +72,7 @@ RULES: dict[str, Rule] = {
     "mean_log": Rule(affine=lambda m: (0.0, 1.0 / initial_s(m.length)), needs_length=True),
     "probe": Rule(
         lambda m, n: ops.scale.probe_factor(n, m.s, m.bias, m.probe_table(n)),
-        {"s": _one, "bias": _zero},
+        {"s": 1.0, "bias": 0.0},
         needs_length=True,
         starts_as_softmax=True,
     ),
@@ -111,10 +103,10 @@ RULES: dict[str, Rule] = {
     # beta = 0 is softmax; gamma = 1 makes the first step that of s log n.
     "polylog": Rule(
         lambda m, n: ops.scale.polylog_factor(n, m.beta, m.gamma),
-        {"beta": _zero, "gamma": _one},
+        {"beta": 0.0, "gamma": 1.0},
         starts_as_softmax=True,
     ),
 }
-"""Every rule by its name, those that somebody added included."""
+"""Every rule by its name, added ones included."""
 OWN_RULES: Mapping[str, Rule] = MappingProxyType(dict(RULES))
 """Those of this package, as it defines them."""

@@ -55,7 +55,8 @@ class ProbeTable(_KeepsFloat32):
     def forward(self, num_keys: Tensor) -> Tensor:
         """Return the table; warn the first time that n lies beyond it."""
         length = self.p.shape[0]
-        if not self._has_warned and _can_look(num_keys) and int(num_keys.max()) > length:
+        can_read = num_keys.numel() and can_read_without_sync(num_keys)
+        if can_read and not self._has_warned and int(num_keys.max()) > length:
             warnings.warn(
                 f"the probe's table ends at n = {length}; beyond it p_n holds its last value, so "
                 f"n = {int(num_keys.max())} is scaled as n = {length}",
@@ -63,15 +64,6 @@ class ProbeTable(_KeepsFloat32):
             )
             self._has_warned = True
         return self.p
-
-
-def _can_look(num_keys: Tensor) -> bool:
-    """True unless a graph is being made of it, or it has shapes alone; only the probe waits."""
-    if torch.compiler.is_compiling() or num_keys.numel() == 0 or type(num_keys) is not Tensor:
-        return False
-    if num_keys.is_cuda:
-        return not torch.cuda.is_current_stream_capturing()
-    return can_read_without_sync(num_keys)
 
 
 class SSMaxScale(_KeepsFloat32):
@@ -143,7 +135,8 @@ class SSMaxScale(_KeepsFloat32):
         # Values that start at no length, or come from a checkpoint, take any here.
         length = 2 if self.train_length is None else self.train_length
         for name, initial in RULES[self.rule].learned.items():
-            nn.init.constant_(getattr(self, name), initial(length))
+            value = initial(length) if callable(initial) else initial
+            nn.init.constant_(getattr(self, name), value)
 
     @property
     def length(self) -> int:

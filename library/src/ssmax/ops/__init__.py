@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from ssmax._lazy import door
 
 if TYPE_CHECKING:
-    from ssmax.ops import decode as decode
     from ssmax.ops import scale as scale
 
-__all__ = ["decode", "scale"]
+__all__ = ["scale"]
 
 
 if not TYPE_CHECKING:

@@ -4,7 +4,7 @@ Scaling the query rather than the logits costs one multiply per channel, leaves 
 the softmax model, and lets every softmax kernel serve unchanged.
 """
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import math
 from numbers import Real

@@ -1,4 +1,4 @@
-"""What things are computed in."""
+"""The dtypes that things are computed in."""
 
 import torch
 

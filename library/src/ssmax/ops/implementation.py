@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the Triton kernel or its reference implementation."""
+"""The choice between a Triton kernel and its reference implementation."""
 
 import importlib.util
 import os

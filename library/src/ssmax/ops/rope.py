@@ -4,7 +4,7 @@ The rotated part of a head is its first `2 * cos.shape[-1]` channels, split in t
 together (the layout of GPT-NeoX and Llama); the channels after it pass through.
 """
 
-# B batch, H heads, T tokens, D head width, R rotary width
+# B batch, H heads, T tokens, D head_dim, R rotary width
 
 import torch
 from torch import Tensor
@@ -81,5 +81,5 @@ def check_tables(x_BHTD: Tensor, cos: Tensor, sin: Tensor) -> None:
     if 2 * cos.shape[-1] > width:
         raise UsageError(
             f"cos and sin rotate {2 * cos.shape[-1]} channels, a head has {width}; "
-            "they hold one column per pair of channels, so at most half the head width"
+            "they hold one column per pair of channels, so at most half the head_dim"
         )

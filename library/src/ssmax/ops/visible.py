@@ -47,7 +47,7 @@ class MaskSpec:
     positions: Tensor | None = None
     """Positions of the queries in their documents, int64, (T,) or (B, T)."""
     run_ends: Tensor | None = None
-    """One past the last key of the document around each query, where positions alone tell it."""
+    """One past the last key of the document around each query, where only positions say so."""
     key_padding_mask: Tensor | None = None
     """True where a key is a token, False where it is padding."""
     mask: Tensor | None = None
@@ -356,7 +356,7 @@ def is_tracing() -> bool:
     """True while torch.jit.trace or make_fx traces: what is read now would become a constant."""
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return True
-    # Not imported here: it takes 0.3 s, and nobody traces with it before it is there.
+    # Not imported here: it takes 0.3 s, and no trace is under way before it is there.
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return tracing is not None and tracing.get_proxy_mode() is not None
 
@@ -531,7 +531,7 @@ def _check_positions(
         )
     if not is_causal and num_queries != num_keys:
         raise UsageError(
-            "positions without is_causal must cover every key, to tell where a document ends: "
+            "positions without is_causal must cover every key, to show where a document ends: "
             f"got {num_queries} queries for {num_keys} keys; pass cu_seqlens or attn_mask instead"
         )
     if can_read_without_sync(positions) and (positions < 0).any():

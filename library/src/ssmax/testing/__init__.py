@@ -1,4 +1,4 @@
-"""A kit to tell whether an attention counts n right: the oracle, the cases and the laws.
+"""A kit that checks whether an attention counts n right: the oracle, the cases and the laws.
 
 >>> from ssmax.testing import check_attention
 >>> print(check_attention(my_attention))  # doctest: +SKIP

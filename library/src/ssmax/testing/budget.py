@@ -1,4 +1,4 @@
-"""Tolerances that are earned: an implementation may err about as much as plain eager code does."""
+"""Tolerances: an implementation may err about as much as eager code does."""
 
 import torch
 from torch import Tensor

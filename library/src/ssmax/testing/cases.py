@@ -1,6 +1,6 @@
 """Cases of attention: one by name for every way to get n wrong, and any number at random."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import random
 from dataclasses import dataclass, field, replace

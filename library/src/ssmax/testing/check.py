@@ -1,6 +1,4 @@
-"""check_attention: does anyone's attention count n right, case by case, and if not, what does it
-count instead?
-"""
+"""check_attention: whether an attention counts n right, case by case, or what it counts instead."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -60,11 +58,8 @@ def check_attention(
     ValueError or NotImplementedError, has refused the case: no answer is better than a wrong one.
     Any other exception is a failure.
     """
-    return Report([_judge(attention, case, tolerance) for case in _or_all(cases)])
-
-
-def _or_all(cases: Iterable[Case] | None) -> Iterable[Case]:
-    return named_cases() if cases is None else cases
+    cases = named_cases() if cases is None else cases
+    return Report([_judge(attention, case, tolerance) for case in cases])
 
 
 def is_refusal(error: Exception) -> bool:

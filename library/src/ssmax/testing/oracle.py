@@ -1,8 +1,8 @@
-"""The definition by brute force: every pair of query and key is asked, the mask is counted, and
+"""The definition by brute force: every pair of query and key is checked, the mask is counted, and
 n**(s z) is evaluated in float64. Slow on purpose; there is nothing here to get wrong.
 """
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 from typing import Any
 

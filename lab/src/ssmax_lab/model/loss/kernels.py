@@ -27,7 +27,7 @@ _LOG_2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def _add_to(b_largest, b_total, b_bits):
-    """Every column of a block keeps a maximum and a sum of its own: no thread waits for another."""
+    """Add to the maximum and sum of every column of a block: no thread waits for another."""
     b_raised = tl.maximum(b_largest, b_bits)
     return b_raised, b_total * tl.exp2(b_largest - b_raised) + tl.exp2(b_bits - b_raised)
 
@@ -81,7 +81,7 @@ def _loss_kernel(
 def losses_and_gradient_(
     logits_nV: Tensor, targets_n: Tensor, vocabulary: int, ignore_index: int, gradient: bool
 ) -> Tensor:
-    """The loss of every token; where asked, the logits are overwritten by their gradient."""
+    """Compute the loss of every token; where asked, overwrite the logits by their gradient."""
     tokens, columns = logits_nV.shape
     wide = at_least_float32(logits_nV.dtype)
     losses_n = torch.empty(tokens, dtype=wide, device=logits_nV.device)

@@ -5,7 +5,7 @@ right keys. Each says in one sentence why it cannot serve a call, or None; a nam
 that sentence and never falls back to another.
 """
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 from typing import Literal, get_args
 

@@ -1,6 +1,6 @@
 """Explicit logits: slow, large, and plain to read."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import contextlib
 

@@ -1,6 +1,6 @@
 """What a backend is given, and the questions that backends ask of it."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """scaled_dot_product_attention: every kernel of PyTorch's own, with a mask only where needed."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import itertools
 import warnings
@@ -120,14 +120,14 @@ def _run(
             return run()
         try:
             with warnings.catch_warnings():
-                # PyTorch warns of every kernel that it was told not to use; the error says it once.
+                # PyTorch warns of every kernel that was ruled out; the error says it once.
                 warnings.simplefilter("ignore", UserWarning)
                 return run()
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
             raise UsageError(
-                f"backend={kernel!r} cannot serve this inputs: PyTorch has no such kernel for "
+                f"backend={kernel!r} cannot serve this call: PyTorch has no such kernel for "
                 f"{inputs.q_BHTD.dtype}, head_dim {inputs.q_BHTD.shape[-1]}, values of width "
                 f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "
                 f"{inputs.dropout_p:g} on {inputs.q_BHTD.device}; pass backend='auto' or another"

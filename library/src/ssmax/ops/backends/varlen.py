@@ -1,6 +1,6 @@
 """FlashAttention's variable-length form: bottom-right causality, windows and documents, no mask."""
 
-# B batch, H query heads, G key heads, T queries, S keys, D head width
+# B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import functools
 import inspect
@@ -81,7 +81,7 @@ def _bounds_of_all_rows(cu_seqlens: Tensor, batch: int, num_keys: int) -> Tensor
 
 @functools.cache
 def _asks_for_grouping() -> bool:
-    """Ask torch: 2.11 groups heads by their numbers alone, later releases want to be told."""
+    """True where torch needs a flag to group heads: 2.11 groups them by their numbers."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -1,6 +1,6 @@
-"""rope_scale's door: checks, the choice of implementation, the custom op and its gradient."""
+"""rope_scale: checks, the choice of implementation, the custom op and its gradient."""
 
-# B batch, H query heads, G key heads, T tokens, D head width
+# B batch, H query heads, G key heads, T tokens, D head_dim
 
 import functools
 
@@ -182,7 +182,7 @@ def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     check_tables(k, cos, sin)
     if (q.shape[0], *q.shape[2:]) != (k.shape[0], *k.shape[2:]):
         raise UsageError(
-            "q and k must have one batch, one number of tokens and one head width, "
+            "q and k must have one batch, one number of tokens and one head_dim, "
             f"got {tuple(q.shape)} and {tuple(k.shape)}; rotate new keys before they are cached"
         )
     if q.dtype != k.dtype:

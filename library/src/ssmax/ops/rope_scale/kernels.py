@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ssmax.ops.implementation import traceable
 
-# Measured on an H200 (LOG.md): within 3 % of the best in both directions at head widths 64 and 128.
+# Measured on an H200 (LOG.md): within 3 % of the best in both directions at head_dim 64 and 128.
 TOKENS_PER_PROGRAM = 16
 ROWS_PER_PROGRAM = 8
 WARPS_PER_PROGRAM = 4

@@ -1,6 +1,6 @@
 """decode_attention's door: checks, the choice of implementation, the custom op."""
 
-# B batch, H query heads, G key heads, S keys there is room for, D head width
+# B batch, H query heads, G key heads, S keys there is room for, D head_dim
 
 import functools
 import math
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax.ops.decode.reference import decode_attention_reference
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.visible import can_read_without_sync
+from ssmax_lab.model.decode.reference import decode_attention_reference
 
 
 def decode_attention(
@@ -42,7 +42,7 @@ def decode_attention(
     return _decode_attention_op(q_BH1D, k_BGSD, v_BGSD, start_B, stop_B, scale)
 
 
-@register_op("ssmax::decode_attention", mutates_args=())
+@register_op("ssmax_lab::decode_attention", mutates_args=())
 def _decode_attention_op(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, stop: Tensor, scale: float
 ) -> Tensor:
@@ -57,7 +57,7 @@ def _(q, k, v, start, stop, scale):
 @functools.cache
 def _kernels():
     require("triton", install="ssmax[triton]", purpose="impl='triton'")
-    from ssmax.ops.decode import kernels
+    from ssmax_lab.model.decode import kernels
 
     return kernels
 

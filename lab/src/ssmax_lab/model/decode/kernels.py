@@ -8,7 +8,7 @@ rounding at the end; offsets are 64-bit; nothing is added atomically.
 """
 
 # p_ pointer, b_ block, o_ offset, m_ mask, i_ program id
-# B batch, H query heads, G key heads, M query heads that share a key head, D head width
+# B batch, H query heads, G key heads, M query heads that share a key head, D head_dim
 
 import torch
 import triton

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ssmax.ops.decode import api, decode_attention, kernels
-from ssmax.ops.decode.reference import decode_attention_reference
 from ssmax.testing import assert_no_worse_than
+from ssmax_lab.model.decode import api, decode_attention, kernels
+from ssmax_lab.model.decode.reference import decode_attention_reference
 
-# batch, query heads, key heads, room for keys, head width
+# batch, query heads, key heads, room for keys, head_dim
 SHAPES = [
     (1, 2, 2, 40, 16),
     (3, 4, 2, 97, 8),

@@ -210,7 +210,7 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
             elif provenance is None:
                 raise ValueError("no provenance stands before it")
             else:
-                records.append(kind(**values, provenance=provenance))
+                records.append(kind(**{**values, "provenance": provenance}))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records

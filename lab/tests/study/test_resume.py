@@ -38,7 +38,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
         found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
         steps = [int(step.replace(",", "")) for step in found]
     assert 0 < steps[0] < steps[1]
-    # Nothing twice: the journal has every step once.
+    # Nothing twice: the metrics has every step once.
     with tarfile.open(tmp_path / "p.tar.xz") as packed:
         lines = packed.extractfile("runs/a-0/metrics.jsonl").read().decode().splitlines()
     made = [line["step"] for line in map(json.loads, lines) if line["kind"] == "step"]

@@ -11,20 +11,15 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import check_tensor
+from ssmax.ops.window import MASKED, UNBOUNDED, Window, window_pair
 
-Window = int | tuple[int, int] | None
-UNBOUNDED = -1
 ROWS_PER_BLOCK = 256
-MASKED = -5e3
-"""An additive mask hides a key by this or any lower number: BERT's -1e4, -1e9, a dtype's lowest
-finite number, -inf. In float32 exp is 0 from -104 on, so such a key has no weight."""
 ROTARY_HINT = "give other rotary positions to rope_tables, or to SelfAttention as rotary="
 
 Span = tuple[int, int]
@@ -403,28 +398,6 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
         if tensor.device.type != device.type:
             raise UsageError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")
     return torch.device("cpu" if device is None else device)
-
-
-def window_pair(window: Window) -> tuple[int, int]:
-    """Turn a window into (left, right), -1 for unbounded: W is (W - 1, 0)."""
-    if window is None:
-        return UNBOUNDED, UNBOUNDED
-    if isinstance(window, Integral) and not isinstance(window, bool):
-        if int(window) <= 0:
-            raise UsageError(
-                f"window must be at least 1 (the query itself), got {window}; "
-                "pass None for no window"
-            )
-        return int(window) - 1, 0
-    if isinstance(window, tuple | list) and len(window) == 2:
-        left, right = window
-        are_ints = all(type(side) is int for side in (left, right))
-        if are_ints and min(left, right) >= UNBOUNDED:
-            return left, right
-    raise UsageError(
-        "window must be an int W (the query and the W - 1 keys before it) or a pair (left, right) "
-        f"of ints, -1 for unbounded, got {window!r}"
-    )
 
 
 def _check_sizes(num_queries: int, num_keys: int) -> None:

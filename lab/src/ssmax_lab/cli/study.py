@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
-SYMBOLS = {"supported": "+", "contradicted": "-", "not resolved": "?", "not measured": " "}
+SYMBOLS = {"supported": "+", "contradicted": "-", "no difference": "=", "inconclusive": "?"}
 
 
 DECIDED = {
@@ -246,13 +246,14 @@ def table(comparisons: "Sequence[Comparison]") -> list[str]:
     lines = []
     for name, text in CLAIMS.items():
         mine = [one for one in comparisons if one.claim == name]
-        verdict = overall([one.verdict for one in mine if not one.is_ours])
+        verdict = overall([one.verdict for one in mine])
         lines += ["", f"{name}  {text}", f"    {verdict.upper()}"]
         for one in mine:
             ours = "  (ours)" if one.is_ours else ""
-            lines.append(f"  {SYMBOLS[one.verdict]} {one.text}{ours}")
+            symbol = SYMBOLS.get(one.verdict.partition(" larger")[0], " ")
+            lines.append(f"  {symbol} {one.text}{ours}")
             told = "" if one.effect is None else f"{one.interval(4)} {one.unit}; "
-            lines.append(f"      {told}{one.basis}: {one.verdict}")
+            lines.append(f"      {told}{one.over}: {one.verdict}")
     return lines
 
 

@@ -362,8 +362,8 @@ def test_seeds_that_disagree_decide_nothing():
 def test_the_first_value_of_the_probe_has_no_part_in_its_shape():
     """n = 1 has no gradient: p_1 stays where it began, far off any curve."""
     found = findings()
-    for table in found.tables.values():
-        table[0] = 50.0
+    for learned in found.tables.values():
+        learned[0] = 50.0
     assert verdicts(found)["log n fits the learned p_n better than n does"] == "supported"
 
 

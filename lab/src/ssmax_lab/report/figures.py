@@ -17,7 +17,7 @@ from ssmax_lab.analysis.measures import (
     top_score,
     usual_word,
 )
-from ssmax_lab.analysis.vectors import (
+from ssmax_lab.analysis.figure_inputs import (
     FIGURE_1_S,
     FIGURE_3_SIZES,
     figure1_output,

@@ -30,7 +30,7 @@ from ssmax_lab.analysis.statistics import (
     over_items,
     over_seeds,
 )
-from ssmax_lab.analysis.vectors import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
+from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
 from ssmax_lab.records import (
     Comparison,

@@ -161,10 +161,9 @@ def test_a_study_and_its_text_may_be_moved_together(tiny, tokens, tmp_path):
 
 
 def test_records_that_cannot_be_written_are_told_when_the_page_is_there(tiny, tokens, tmp_path):
-    (tmp_path / "away").write_text("a file")
-    with pytest.raises(OSError, match=r"records cannot be written to .*away.p\.tar\.xz"):
-        reproduce(tiny, tmp_path / "s", figures=[1], data=tokens,
-                  records=tmp_path / "away" / "p.tar.xz")  # fmt: skip
+    (tmp_path / "p.tar.xz").mkdir()
+    with pytest.raises(OSError, match=r"records cannot be written to .*p\.tar\.xz"):
+        reproduce(tiny, tmp_path / "s", figures=[1], data=tokens, records=tmp_path / "p.tar.xz")
     assert (tmp_path / "s" / "report.html").exists()
 
 

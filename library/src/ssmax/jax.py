@@ -23,6 +23,7 @@ import jax  # noqa: E402 (what installs it is said first)
 import jax.numpy as jnp  # noqa: E402 (likewise)
 import numpy as np  # noqa: E402 (likewise)
 from jax import Array  # noqa: E402 (likewise)
+from jax.core import Tracer  # noqa: E402 (likewise)
 from jax.typing import ArrayLike  # noqa: E402 (likewise)
 
 Implementation = Literal["xla", "cudnn"] | None
@@ -61,11 +62,11 @@ def ssmax(
             raise UsageError(f"mask must broadcast to the shape of z, {z.shape}, got {mask.shape}")
         visible &= mask
     num_visible = visible.sum(axis, keepdims=True)
-    s, bias = (
-        value if value is None else _constant_along(axis, z, name, value)
-        for name, value in (("s", s), ("bias", bias))
+    factor = _affine_log(
+        jnp.maximum(num_visible, 1),
+        _constant_along(axis, z, "s", s),
+        None if bias is None else _constant_along(axis, z, "bias", bias),
     )
-    factor = _affine_log(jnp.maximum(num_visible, 1), s, bias)
     # The hidden entries leave before the product: -inf times a factor of 0 would be NaN.
     logits = factor * jnp.where(visible, z, 0).astype(factor.dtype)
     # A row with nothing to see is left whole and zeroed afterwards: its gradient stays finite.
@@ -110,15 +111,11 @@ def ssmax_factor(num_keys: ArrayLike, s: ArrayLike, bias: ArrayLike | None = Non
     `q * ssmax_factor(n, s)[..., None]` scales a query (B, T, H, D); with s a number it is (..., T).
     """
     n = _check_num_keys(num_keys)
-    values = [None if value is None else _floating(name, value, or_number=jnp.float32)
-              for name, value in (("s", s), ("bias", bias))]  # fmt: skip
-    for name, value in zip(("s", "bias"), values, strict=True):
-        if value is not None and value.ndim > 1:
-            raise UsageError(f"{name} must be a number or (heads,), got {value.shape}")
-        _check_finite(name, value)
-    if any(value is not None and value.ndim for value in values):
+    s = _scalar_or_heads("s", s)
+    bias = None if bias is None else _scalar_or_heads("bias", bias)
+    if s.ndim or (bias is not None and bias.ndim):
         n = n[..., None]
-    return _affine_log(n, *values)
+    return _affine_log(n, s, bias)
 
 
 def ssmax_attention(
@@ -367,11 +364,8 @@ def _factor(
             )
     n = jnp.swapaxes(n, -1, -2) if n.ndim == 3 else n[..., None]
     n = n.reshape((1,) * (3 - n.ndim) + n.shape)
-    values = (
-        value if value is None else _per_head(name, value, q)
-        for name, value in (("s", s), ("bias", bias))
-    )
-    return _affine_log(n, *values)
+    s = _per_head("s", s, q)
+    return _affine_log(n, s, None if bias is None else _per_head("bias", bias, q))
 
 
 def _mask_spec(
@@ -465,7 +459,7 @@ def _floating(name: str, value: Any, or_number: Any = None) -> Array:
 
 def _values(x: Array) -> np.ndarray | None:
     """Read the values where they are there and no device has to be waited for."""
-    if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
+    if isinstance(x, Tracer) or not x.is_fully_addressable:
         return None
     return np.asarray(x) if all(device.platform == "cpu" for device in x.devices()) else None
 
@@ -496,6 +490,14 @@ def _constant_along(axis: int, z: Array, name: str, value: Any) -> Array:
     return value.astype(jnp.promote_types(value.dtype, _at_least_float32(z)))
 
 
+def _scalar_or_heads(name: str, value: Any) -> Array:
+    value = _floating(name, value, or_number=jnp.float32)
+    if value.ndim > 1:
+        raise UsageError(f"{name} must be a number or (heads,), got {value.shape}")
+    _check_finite(name, value)
+    return value
+
+
 def _per_head(name: str, value: Any, q: Array) -> Array:
     """Return one number or one per query head, as wide as q and float32."""
     value = _floating(name, value, or_number=_at_least_float32(q))
@@ -509,8 +511,8 @@ def _per_head(name: str, value: Any, q: Array) -> Array:
     return value.astype(jnp.promote_types(value.dtype, _at_least_float32(q)))
 
 
-def _check_finite(name: str, value: Array | None) -> None:
-    values = None if value is None else _values(value)
+def _check_finite(name: str, value: Array) -> None:
+    values = _values(value)
     if values is not None and not np.isfinite(values).all():
         found = "NaN" if np.isnan(values).any() else "infinity"
         raise UsageError(f"{name} holds {found}; the training that made it has diverged")

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
-from ssmax.ops.visible import UNBOUNDED, MaskSpec, is_tracing, is_visible
+from ssmax.ops.visible import MaskSpec, is_tracing, is_visible
+from ssmax.ops.window import UNBOUNDED
 
 Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
 Count = int | Tensor

@@ -18,7 +18,8 @@ from ssmax.ops import visible
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
-from ssmax.ops.visible import MaskSpec, Window, window_pair
+from ssmax.ops.visible import MaskSpec
+from ssmax.ops.window import Window, window_pair
 
 
 class SelfAttention(nn.Module):

@@ -23,7 +23,8 @@ from ssmax.ops.scale import (
     check_num_keys,
     unchecked_ssmax_factor,
 )
-from ssmax.ops.visible import MaskSpec, Window, can_read_without_sync, mask_spec
+from ssmax.ops.visible import MaskSpec, can_read_without_sync, mask_spec
+from ssmax.ops.window import Window
 
 UNREAD_EXPONENT = 4
 """The power of two that float16 queries are divided by where the factor cannot be read: enough for

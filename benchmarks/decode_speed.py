@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from ssmax_lab.model import LM, LMConfig
-from ssmax_lab.model.generation import PlainDecoder, CudaGraphDecoder
+from ssmax_lab.model.generation import CudaGraphDecoder, PlainDecoder
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch
 
-from ssmax.cli.export import load_source
 from ssmax.export import export
 from ssmax.export.graphs import graph_of
 from ssmax.export.sessions import onnx_session, program_session, session
 from ssmax_lab.data.embedded import embedded_documents
+from ssmax_lab.model.llama import as_llama
+from ssmax_lab.train import load_run_model, load_run_tokenizer
 
 PREFILLED, DECODED, REPEATS = 4096, 128, 3
 
@@ -48,7 +49,7 @@ def openings(model, folder: Path) -> dict:
 
     past = graph_of(model).empty_past()
     forms = {
-        "native": lambda: session(model),
+        "the source": lambda: session(model),
         "hf": lambda: session(ssmax.hf.from_pretrained(folder / "hf").eval()),
         "ministral": lambda: session(AutoModelForCausalLM.from_pretrained(folder / "ministral")),
         "onnx": lambda: onnx_session(folder / "onnx" / "model.onnx", past),
@@ -80,20 +81,21 @@ def measured(open_form, tokens: torch.Tensor) -> tuple[float, float, torch.Tenso
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("run", type=Path)
-    source = load_source(arguments.parse_args().run, keeps_dtype=False)
+    run = arguments.parse_args().run
+    model = as_llama(load_run_model(run))
     torch.set_num_threads(1)
     text = "".join(document.text for document in itertools.islice(embedded_documents(), 20))
-    tokens = source.encode(text)[: PREFILLED + DECODED]
+    tokens = load_run_tokenizer(run).encode(text)[: PREFILLED + DECODED]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for to in ("hf", "ministral", "onnx", "torch-export"):
-            export(source.model, folder / to, to=to, prompt=tokens)
+            export(model, folder / to, to=to, prompt=tokens)
         for weights in ("float32", "bfloat16"):
-            export(source.model, folder / weights, to="gguf", weights=weights, prompt=tokens)
+            export(model, folder / weights, to="gguf", weights=weights, prompt=tokens)
         exact = None
         print("| form | prefill, tokens/s | decode, tokens/s | logits within | same choice |")
         print("|---|---|---|---|---|")
-        for form, open_form in openings(source.model.eval(), folder).items():
+        for form, open_form in openings(model, folder).items():
             prefill, decode, logits = measured(open_form, torch.tensor([tokens]))
             exact = logits if exact is None else exact
             same = (logits.argmax(-1) == exact.argmax(-1)).float().mean().item()

@@ -26,10 +26,10 @@ FIRST, SECOND = "first run (yardstick)", "second run"
 SEED = 0
 
 
-def seconds_to_first_step(command: list[str], journal: Path, environment: dict[str, str]) -> float:
+def seconds_to_first_step(command: list[str], metrics: Path, environment: dict[str, str]) -> float:
     start = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
-        while not (journal.exists() and '"step"' in journal.read_text()):
+        while not (metrics.exists() and '"step"' in metrics.read_text()):
             if process.poll() not in (None, 0):
                 raise SystemExit("the run failed; its words are above")
             time.sleep(0.02)

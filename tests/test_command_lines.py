@@ -35,7 +35,6 @@ MISTYPED = [
     "ssmax-lab evaluate all nowhere",
     "ssmax-lab evaluate everything tiny-b",
     "ssmax-lab evaluate sharpness tiny-b --depths 3",
-    "ssmax-lab evaluate sharpness tiny-b --length 64 --length 128",
     "ssmax-lab evaluate sharpness tiny-b --rule ssmaxx",
     "ssmax-lab evaluate needle --hf nowhere",
     "ssmax-lab evaluate needle-score tiny-b --data nowhere",

@@ -7,6 +7,7 @@ there when a command first names it; all else the page's commands have to leave 
 import contextlib
 import fnmatch
 import io
+import itertools
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import types
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -338,12 +340,16 @@ GIVEN = {
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(tmp_path, tmp_path_factory, monkeypatch):
     """A checkout with examples alone, a small library of Python, one thread and no network."""
     monkeypatch.chdir(tmp_path)
     Path("examples").symlink_to(ROOT / "examples")
-    modules = embedded._modules
-    monkeypatch.setattr(embedded, "_modules", lambda root: sorted(modules(root))[::10])
+    library = tmp_path_factory.mktemp("library")
+    for document in itertools.islice(embedded.embedded_documents(), 0, None, 10):
+        (library / document.name).parent.mkdir(parents=True, exist_ok=True)
+        (library / document.name).write_text(document.text)
+    paths = types.SimpleNamespace(get_path=lambda _: str(library))
+    monkeypatch.setattr(embedded, "sysconfig", paths)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -89,12 +89,12 @@ def test_a_record_without_provenance_is_refused(tmp_path):
 
 @pytest.mark.parametrize("damaged", [b'{"kind": "st', b"\xff\x00", b"3", b'{"step": 2}', b""])
 @pytest.mark.parametrize("kind", [None, "step"])
-def test_a_damaged_line_of_a_journal_is_named(tmp_path, damaged, kind):
+def test_a_damaged_line_of_metrics_is_named(tmp_path, damaged, kind):
     path, whole = tmp_path / "metrics.jsonl", b'{"kind": "step", "step": 1}'
     path.write_bytes(whole + b"\n" + damaged)
     assert records.read_metrics(path, kind) == [{"kind": "step", "step": 1}], "one cut short is not"
     path.write_bytes(b"\n".join([whole, damaged, whole, b""]))
-    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is no line of a journal: "):
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is no line of metrics: "):
         records.read_metrics(path, kind)
 
 

@@ -1,4 +1,4 @@
-"""The shape of every file that crosses a wall. Standard library only.
+"""The shape of every file, and its place in a study's folder. Standard library only.
 
 A record can defend itself: it carries where it came from. In a .jsonl file a line with a provenance
 holds for the records behind it, up to the next.
@@ -210,14 +210,14 @@ def read_jsonl(path: Path, kind: type[Record]) -> list[Record]:
             elif provenance is None:
                 raise ValueError("no provenance stands before it")
             else:
-                records.append(kind(**values, provenance=provenance))
+                records.append(kind(**{**values, "provenance": provenance}))
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{path}:{number} is no {kind.__name__}: {error}") from None
     return records
 
 
 def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    """The lines of a journal, of one kind or all; a last line cut short is left out.
+    """Read the lines of metrics, of one kind or all; a last line cut short is left out.
 
     A "step" (or "nonfinite") has its loss, lr and grad_norm, a "validation" its loss, a "scale" the
     values of every rule's parameters by name; each says after which step.
@@ -229,7 +229,7 @@ def read_metrics(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
             if kind in (None, values["kind"]):
                 lines.append(values)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise UsageError(f"{path}:{number} is no line of a journal: {error}") from None
+            raise UsageError(f"{path}:{number} is no line of metrics: {error}") from None
     return lines
 
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from ssmax.testing import assert_no_worse_than
-from ssmax_lab.model.decode import api, decode_attention, kernels
-from ssmax_lab.model.decode.reference import decode_attention_reference
+from ssmax_lab.model import decode
+from ssmax_lab.model.decode import decode_attention, decode_attention_reference, kernels
 
 # batch, query heads, key heads, room for keys, head_dim
 SHAPES = [
@@ -183,4 +183,4 @@ def test_the_kernel_has_no_float64(device):
 def test_it_is_an_operator_that_torch_can_trace(device):
     q, k, v, start, stop = make(SHAPES[1], torch.float32, device)
     arguments = (q, k, v, start, stop, 0.3)
-    torch.library.opcheck(api._decode_attention_op, arguments, test_utils="test_faketensor")
+    torch.library.opcheck(decode._decode_attention_op, arguments, test_utils="test_faketensor")

@@ -70,11 +70,11 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):
 
     # More seeds are more jobs of the same study; other settings are another study.
     (folder / "done" / "finetune-b-0.json").rename(folder / "done" / "needed")
-    with (folder / "runs" / "b-0-qa" / "metrics.jsonl").open("r+") as journal:
-        kept = [line for line in journal if '"step": 1,' in line]
-        journal.seek(0)
-        journal.writelines(kept)
-        journal.truncate()
+    with (folder / "runs" / "b-0-qa" / "metrics.jsonl").open("r+") as metrics:
+        kept = [line for line in metrics if '"step": 1,' in line]
+        metrics.seek(0)
+        metrics.writelines(kept)
+        metrics.truncate()
     _, jobs = read_study(folder)
     assert share_done(tiny, folder, jobs["finetune-b-0"]) == 0.5  # of its two steps
     dry = reproduce(tiny, folder, configurations=["b"], seeds=1, dry_run=True)
@@ -264,8 +264,8 @@ def scheduled(tiny, tokens, tmp_path):
         text=True,
         start_new_session=True,
     )
-    journal = folder / "runs" / "a-0" / "metrics.jsonl"
-    until(lambda: journal.exists() and journal.stat().st_size)
+    metrics = folder / "runs" / "a-0" / "metrics.jsonl"
+    until(lambda: metrics.exists() and metrics.stat().st_size)
     yield study, folder, process
     process.kill()
     process.communicate()

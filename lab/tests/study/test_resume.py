@@ -38,7 +38,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
         found = re.findall(r"stopped by SIGTERM after step ([\d,]+)", log)
         steps = [int(step.replace(",", "")) for step in found]
     assert 0 < steps[0] < steps[1]
-    # Nothing twice: the journal has every step once.
+    # Nothing twice: the metrics has every step once.
     with tarfile.open(tmp_path / "p.tar.xz") as packed:
         lines = packed.extractfile("runs/a-0/metrics.jsonl").read().decode().splitlines()
     made = [line["step"] for line in map(json.loads, lines) if line["kind"] == "step"]
@@ -161,10 +161,9 @@ def test_a_study_and_its_text_may_be_moved_together(tiny, tokens, tmp_path):
 
 
 def test_records_that_cannot_be_written_are_told_when_the_page_is_there(tiny, tokens, tmp_path):
-    (tmp_path / "away").write_text("a file")
-    with pytest.raises(OSError, match=r"records cannot be written to .*away.p\.tar\.xz"):
-        reproduce(tiny, tmp_path / "s", figures=[1], data=tokens,
-                  records=tmp_path / "away" / "p.tar.xz")  # fmt: skip
+    (tmp_path / "p.tar.xz").mkdir()
+    with pytest.raises(OSError, match=r"records cannot be written to .*p\.tar\.xz"):
+        reproduce(tiny, tmp_path / "s", figures=[1], data=tokens, records=tmp_path / "p.tar.xz")
     assert (tmp_path / "s" / "report.html").exists()
 
 

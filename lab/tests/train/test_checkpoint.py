@@ -243,18 +243,18 @@ def test_an_unfinished_run_has_a_model_too(small, tmp_path):
 def test_a_run_without_a_whole_checkpoint_starts_again(small, tmp_path, caplog):
     config = small("b", run__checkpoint_every=8)
     pretrain(config, tmp_path / "run", ranks=CPU)
-    journal = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for folder in (tmp_path / "run" / "checkpoints").glob("step-*"):
         (folder / "manifest.json").unlink()
     shutil.rmtree(tmp_path / "run" / "model")
     pretrain(config, tmp_path / "run", ranks=CPU, resume=True)
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == journal
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
     assert caplog.text.count("is not whole and is passed over") == 2
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_what_a_run_has_done_is_not_begun_anew(small, tmp_path, is_finished):
-    """It cost a journal and a finished model, where checkpoints had been deleted."""
+    """It cost a metrics and a finished model, where checkpoints had been deleted."""
     config, run = small("b", run__checkpoint_every=4), tmp_path / "run"
     pretrain(config, run, ranks=CPU)
     shutil.rmtree(run / "checkpoints")

@@ -95,8 +95,8 @@ def test_a_run_that_was_stopped_is_one_that_never_was(
     assert (outcome.step, outcome.stopped_by) == (step, "SIGTERM")
     assert not (tmp_path / "stopped" / "model").exists()
     finetune_converted(models / name, tmp_path / "stopped", ranks=CPU, resume=True)
-    journals = [(tmp_path / run / "metrics.jsonl").read_bytes() for run in ("whole", "stopped")]
-    assert journals[0] == journals[1]
+    metrics = [(tmp_path / run / "metrics.jsonl").read_bytes() for run in ("whole", "stopped")]
+    assert metrics[0] == metrics[1]
     whole, stopped = weights_of(tmp_path / "whole"), weights_of(tmp_path / "stopped")
     for weight in whole:
         assert torch.equal(whole[weight], stopped[weight]), weight
@@ -234,7 +234,8 @@ def test_a_run_goes_on_with_what_it_began_to_learn_from(
     models, texts, tmp_path, monkeypatch, stop_after, is_text, has_checkpoint
 ):
     source, run, overrides = models / "llama-identity", tmp_path / "run", {"model.train_length": 32}
-    tokens = prepare(str(texts), tmp_path / "tokens", tokenizer=str(source), workers=1).folder
+    tokens = tmp_path / "tokens"
+    prepare(str(texts), tokens, tokenizer=str(source), workers=1)
     questions = tmp_path / "squad.json"
     entry = {"question": "What is it?", "answers": [{"text": "grey", "answer_start": 6}]}
     entries = [{"id": str(number), **entry} for number in range(60)]

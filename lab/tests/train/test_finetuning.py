@@ -117,12 +117,12 @@ def test_it_starts_from_the_pretrained_weights(base, tmp_path):
 
 
 def test_the_seed_of_its_config_is_the_seed_it_had(base, tmp_path):
-    journals = []
+    metrics = []
     for seed in (0, 7):
         folder = tmp_path / f"seed{seed}"
         finetune(base, folder, ranks=CPU, overrides={**QUICK, "data.seed": seed})
-        journals.append((folder / "metrics.jsonl").read_bytes())
-    assert journals[0] != journals[1]
+        metrics.append((folder / "metrics.jsonl").read_bytes())
+    assert metrics[0] != metrics[1]
 
 
 @pytest.mark.parametrize("rule", [None, "ssmax"])
@@ -140,8 +140,8 @@ def test_it_goes_on_from_the_base_that_it_began_from(base, tmp_path):
     finetune(base, tmp_path / "qa", ranks=CPU, overrides=QUICK)
     shutil.copytree(base, tmp_path / "other")
     finetune(tmp_path / "other", tmp_path / "qa", ranks=CPU, resume=True)
-    journal = tmp_path / "other" / "metrics.jsonl"
-    journal.write_text(journal.read_text().replace('"loss": ', '"loss": 1', 1))
+    metrics = tmp_path / "other" / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 1', 1))
     with pytest.raises(ValueError, match=r"began from .*base, not .*other; resume with that"):
         finetune(tmp_path / "other", tmp_path / "qa", ranks=CPU, resume=True)
 

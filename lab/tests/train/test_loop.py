@@ -166,7 +166,7 @@ def test_what_was_computed_cannot_be_changed_afterwards(
 
 
 def test_the_switch_leaves_every_other_weight_and_its_optimizer_bit_equal(small, tmp_path):
-    """(f) at its switch is (a) at that step: the same journal before, the same tensors."""
+    """(f) at its switch is (a) at that step: the same metrics before, the same tensors."""
     config = small("f", switch__last_fraction=0.5, run__checkpoint_every=6, run__keep_checkpoints=9)
     pretrain(config, tmp_path / "f", ranks=CPU)
     pretrain(small("a", run__steps=6, run__checkpoint_every=6), tmp_path / "a", ranks=CPU)

@@ -62,6 +62,7 @@ class TerminalHandler(logging.Handler):
         self._is_read: bool = True
         self._has_bar: bool = False
         self._last: float = -math.inf
+        self._said: str = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record; progress overwrites earlier progress."""
@@ -69,13 +70,16 @@ class TerminalHandler(logging.Handler):
         if share is None:
             self._write(f"{text}\n")
             self._has_bar = False
+        elif text == self._said:
+            return
         elif self._is_terminal:
             filled = "#" * round(BAR * min(share, 1.0))
             # A line that wraps could not be overwritten.
-            self._write(f"[{filled:-<{BAR}}] {text}"[: shutil.get_terminal_size().columns - 1])
-            self._has_bar = True
+            line = f"[{filled:-<{BAR}}] {text}"[: shutil.get_terminal_size().columns - 1]
+            self._has_bar, self._said = share < 1.0, text
+            self._write(line if self._has_bar else f"{line}\n")
         elif share >= 1.0 or time.monotonic() - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = time.monotonic()
+            self._last, self._said = time.monotonic(), text
             self._write(f"{text}\n")
 
     def close(self) -> None:

@@ -107,10 +107,10 @@ def test_progress_is_one_bar_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = logged(Terminal())
     shown = [line.split("\r\x1b[K")[-1] for line in out.split("\n")]
-    assert shown == ["begins", "an s is below 0", ""]
+    # The last one stays, cut where it would wrap.
+    assert shown == ["begins", "[####################] step 4/4  loss 4", "an s is below 0", ""]
     bars = [part for part in out.split("\r\x1b[K") if part.startswith("[")]
-    assert bars[1] == "[##########----------] step 2/4  loss 2"  # cut where a line would wrap
-    assert len(bars) == 4
+    assert len(bars) == 4 and bars[1] == "[##########----------] step 2/4  loss 2"
 
 
 def test_elsewhere_progress_is_a_line_every_few_seconds():

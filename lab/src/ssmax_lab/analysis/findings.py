@@ -270,12 +270,12 @@ def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _read_run(findings: Findings, run: Path, name: str, replica: Replica) -> None:
-    journal = read_metrics(run / METRICS)
-    steps = [line for line in journal if line["kind"] == "step"]
+    lines = read_metrics(run / METRICS)
+    steps = [line for line in lines if line["kind"] == "step"]
     if not steps:
         raise UsageError(f"{run / METRICS} has no steps, though the run is done: it was cut short")
     losses = [line["loss"] for line in steps]
-    scales = [line["values"] for line in journal if line["kind"] == "scale"]
+    scales = [line["values"] for line in lines if line["kind"] == "scale"]
     if name == PROBE:
         findings.tables[replica] = scales[-1]["table.p"]
     else:

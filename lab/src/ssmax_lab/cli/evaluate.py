@@ -139,15 +139,14 @@ def _options(what: str, **given: Any) -> dict[str, Any]:
     if what not in OPTIONS:
         raise UsageError(f"WHAT must be one of {', '.join(OPTIONS)}, got {what!r}")
     given = {name: value for name, value in given.items() if value is not None}
-    for name, value in given.items():
+    for name in given:
         if name not in OPTIONS[what]:
             takes = ", ".join(f"--{known}" for known in OPTIONS[what])
             raise UsageError(f"--{name} is not an option of {what}, which takes {takes}")
-        if name == "length" and what != "needle" and len(value) > 1:
-            raise UsageError(f"--length may be repeated for needle alone, got {len(value)}")
     options = {**OPTIONS[what], **given}
     if what != "needle":
-        options["length"] = (options["length"] or [None])[0]
+        # As everywhere, the last one that is given holds.
+        options["length"] = (options["length"] or [None])[-1]
     return options
 
 

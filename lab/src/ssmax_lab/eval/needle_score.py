@@ -1,6 +1,6 @@
 """Figures 7 and 8: how much attention goes from the end of the prompt to the hidden number."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from ssmax_lab.data.haystack import (
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
-from ssmax_lab.eval.protocols import EvalModel
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
 from ssmax_lab.eval.retrieval import answers, make_haystack
 from ssmax_lab.records import NeedleScore, Provenance
 
@@ -36,7 +36,7 @@ def measure_needle_scores(
     needle: Needle | None = None,
     batch: int = 1,
     device: torch.device | str = "cpu",
-    on_trial: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = silent,
 ) -> list[NeedleScore]:
     """Measure the score of every head in every trial, and what the model then said.
 
@@ -78,8 +78,7 @@ def measure_needle_scores(
                     provenance=provenance,
                 )
             )
-        if on_trial is not None:
-            on_trial(len(scores), trials)
+        on_progress("trial", len(scores), trials)
     return scores
 
 

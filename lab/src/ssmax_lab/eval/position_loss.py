@@ -3,14 +3,13 @@
 # B documents at a time, T tokens
 
 import itertools
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax_lab.eval.protocols import EvalModel
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
 from ssmax_lab.records import PositionLoss, Provenance
 
 
@@ -23,7 +22,7 @@ def measure_position_loss(
     provenance: Provenance,
     batch: int = 1,
     device: torch.device | str = "cpu",
-    on_document: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = silent,
 ) -> PositionLoss:
     """Measure the mean over documents of one length, at every position.
 
@@ -41,8 +40,7 @@ def measure_position_loss(
     count, parts = len(documents), []
     for start in range(0, count, batch):
         parts.append(model.losses(documents[start : start + batch].to(device)).double().cpu())
-        if on_document is not None:
-            on_document(min(start + batch, count), count)
+        on_progress("document", min(start + batch, count), count)
     losses = torch.cat(parts)
     return PositionLoss(
         run=run,

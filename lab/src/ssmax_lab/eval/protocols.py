@@ -1,9 +1,16 @@
 """The three questions. Whoever answers them can be measured: `ssmax_lab.model.LM` does as it is."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
+
+OnProgress = Callable[[str, int, int], None]
+"""What is counted, how many are done, of how many."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Say nothing."""
 
 
 class EvalModel(Protocol):

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from ssmax_lab.data.haystack import (
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
-from ssmax_lab.eval.protocols import EvalModel
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
 from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_jsonl
 
 
@@ -39,7 +39,7 @@ def measure_retrieval(
     provenance: Provenance,
     batch: int = 8,
     digits: int = DIGITS,
-    on_cell: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = silent,
 ) -> list[NeedleTrial]:
     """Measure a grid of context lengths and depths; each cell is saved when it is done.
 
@@ -84,8 +84,7 @@ def measure_retrieval(
             ]
             _append(out, found)
             done[length, depth] = found
-        if on_cell is not None:
-            on_cell(number, len(cells))
+        on_progress("cell", number, len(cells))
     return [trial for cell in cells for trial in done[cell]]
 
 

@@ -2,14 +2,14 @@
 
 # B documents, T tokens, H heads, S keys
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax_lab.eval.protocols import EvalModel
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
 from ssmax_lab.records import Provenance, Sharpness
 
 
@@ -22,7 +22,7 @@ def measure_sharpness(
     provenance: Provenance,
     num_keys: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
-    on_document: Callable[[int, int], None] | None = None,
+    on_progress: OnProgress = silent,
 ) -> Sharpness:
     """Measure entropy and largest weight of queries that see n keys, the mean over documents."""
     documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
@@ -39,8 +39,7 @@ def measure_sharpness(
         weights = [layer[0].double().cpu() for layer in layers]
         entropy.append([-torch.special.xlogy(w, w).sum(-1) for w in weights])
         largest.append([w.amax(-1) for w in weights])
-        if on_document is not None:
-            on_document(done, len(documents))
+        on_progress("document", done, len(documents))
     return Sharpness(
         run=run,
         num_keys=n,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
 from ssmax_lab.analysis.fits import SHAPES, fit_table
 from ssmax_lab.analysis.measures import (
@@ -30,7 +31,6 @@ from ssmax_lab.analysis.statistics import (
     over_items,
     over_seeds,
 )
-from ssmax_lab.analysis.vectors import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
 from ssmax_lab.records import (
     Comparison,
@@ -41,8 +41,6 @@ from ssmax_lab.records import (
 
 NOT_MEASURED = "not measured"
 BEYOND = "beyond the training length"
-OTHERS = ("a", "c", "d", "e", "f", CONTROL)
-"""What (b) is compared with in claims 6 to 8."""
 
 Items = dict[Replica, list[float]]
 """A value for every document, trial or stretch, the same ones for every configuration."""
@@ -109,11 +107,8 @@ def _claim_1(findings: Findings) -> list[Result]:
     least = min(figure1_output(n, ssmax_factor(n)) for n in sizes)
 
     # What the vectors are in a model: does a head's largest weight fall with n?
-    pairs = [
-        Pair("b", "above", name, f"{BEYOND} the largest weight of (b)'s heads falls less than "
-             f"{called(name)}'s", is_papers=False)
-        for name in ("a", CONTROL)
-    ]  # fmt: skip
+    text = f"{BEYOND} the largest weight of (b)'s heads falls less than {{}}'s"
+    pairs = _above(text, ("a", CONTROL), is_papers=False)
     items = _items(findings.sharpness, lambda one: weight_changes(one, findings.train_length))
     return [
         _computed("C1", "softmax's largest output falls between n = 2 and n = 65,536", fall,
@@ -216,11 +211,7 @@ def _claim_6(findings: Findings) -> list[Result]:
         return _items(findings.trials, whole)
 
     length = findings.train_length
-    pairs = [
-        Pair("b", "above", name, f"{BEYOND} the needle retrieval accuracy of (b) is above that of "
-             f"{called(name)}")
-        for name in OTHERS
-    ]  # fmt: skip
+    pairs = _above(f"{BEYOND} the needle retrieval accuracy of (b) is above that of {{}}")
     far = accuracy(lambda size: size > length)
     results = _judged("C6", pairs, far, what="trials", unit="of the numbers")
     if "b" in findings.trials:
@@ -236,23 +227,25 @@ def _claim_6(findings: Findings) -> list[Result]:
 
 
 def _claim_7(findings: Findings) -> list[Result]:
-    pairs = [
-        Pair("b", "above", name, f"(b)'s top heads weigh the paper's needle more than "
-             f"{called(name)}'s")
-        for name in OTHERS
-    ]  # fmt: skip
+    pairs = _above("(b)'s top heads weigh the paper's needle more than {}'s")
     items = _items(findings.papers_needle, lambda found: list(map(top_heads_score, found)))
     return _judged("C7", pairs, items, what="haystacks", unit="of the weight")
 
 
 def _claim_8(findings: Findings) -> list[Result]:
-    pairs = [
-        Pair("b", "above", name, f"the top needle score of (b) is above that of {called(name)}")
-        for name in OTHERS
-    ]
+    pairs = _above("the top needle score of (b) is above that of {}")
     pairs += [Pair(name, "above", "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
     items = _items(findings.scores, lambda scores: list(map(top_score, scores)))
     return _judged("C8", pairs, items, what="trials", unit="of the weight")
+
+
+def _above(
+    text: str, others: Sequence[str] = ("a", "c", "d", "e", "f", CONTROL), *, is_papers: bool = True
+) -> list[Pair]:
+    """Expect (b) above each of the others, whose names go into the text."""
+    return [
+        Pair("b", "above", name, text.format(called(name)), is_papers=is_papers) for name in others
+    ]
 
 
 def _items(found: ByReplica[Record], values: Callable[[Record], list[float]]) -> dict[str, Items]:

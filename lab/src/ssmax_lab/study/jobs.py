@@ -12,6 +12,7 @@ from ssmax._progress import log_progress
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
+from ssmax_lab.eval.protocols import OnProgress
 from ssmax_lab.records import (
     POSITION_LOSS,
     RESULTS,
@@ -20,7 +21,7 @@ from ssmax_lab.records import (
     finetuned_folder,
     pretrained_folder,
 )
-from ssmax_lab.study.measurement import Measurement, OnProgress
+from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.study.plan import Job
 from ssmax_lab.study.presets import Study
 from ssmax_lab.train import configured, finetune, init_distributed, pretrain

@@ -1,8 +1,7 @@
 """A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
-import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from ssmax_lab.eval import (
     measure_retrieval,
     measure_sharpness,
 )
+from ssmax_lab.eval.protocols import OnProgress, silent
 from ssmax_lab.model import LM
 from ssmax_lab.records import (
     NEEDLE,
@@ -46,13 +46,6 @@ from ssmax_lab.records import (
 )
 from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
 from ssmax_lab.train.run import text_of_run, with_name
-
-OnProgress = Callable[[str, int, int], None]
-"""What is counted, how many are done, of how many."""
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Say nothing."""
 
 
 class Measurement:
@@ -205,7 +198,7 @@ class Measurement:
                 provenance=self.provenance(length=length, documents=documents),
                 batch=batch,
                 device=self.device,
-                on_document=functools.partial(on_progress, "document"),
+                on_progress=on_progress,
             )
         self._write(file, [record])
         return record
@@ -222,7 +215,7 @@ class Measurement:
                 run=self.run,
                 provenance=self.provenance(length=length, documents=documents),
                 device=self.device,
-                on_document=functools.partial(on_progress, "document"),
+                on_progress=on_progress,
             )
         self._write(SHARPNESS, [record])
         return record
@@ -255,7 +248,7 @@ class Measurement:
                 provenance=provenance,
                 batch=batch,
                 digits=digits,
-                on_cell=functools.partial(on_progress, "cell"),
+                on_progress=on_progress,
             )
 
     def needle_scores(
@@ -286,7 +279,7 @@ class Measurement:
                 needle=needle,
                 batch=batch,
                 device=self.device,
-                on_trial=functools.partial(on_progress, "trial"),
+                on_progress=on_progress,
             )
         self._write(NEEDLE_SCORE if needle is None else PAPERS_NEEDLE_SCORE, scores)
         return scores

@@ -97,13 +97,10 @@ class Study:
 
     def with_settings(self, overrides: Mapping[str, Any]) -> "Study":
         """Change settings of pretraining, and the plan by the tokens that it then sees."""
-        changed = self.pretraining.with_overrides(overrides)
-        tokens, before = (
-            one.run.steps * one.run.batch_size * one.model.train_length
-            for one in (changed, self.pretraining)
-        )
-        seconds = {**self.seconds, "pretrain": self.seconds["pretrain"] * tokens / before}
-        return dataclasses.replace(self, pretraining=changed, seconds=seconds)
+        changed = dataclasses.replace(self, pretraining=self.pretraining.with_overrides(overrides))
+        tokens = changed.tokens_trained / self.tokens_trained
+        seconds = {**self.seconds, "pretrain": self.seconds["pretrain"] * tokens}
+        return dataclasses.replace(changed, seconds=seconds)
 
     def with_questions(self, questions: str) -> "Study":
         """Change the questions; numbers are as long in the test as those that are hidden there."""

@@ -38,7 +38,7 @@ RECENT = 3
 SECONDS_TO_START = 45
 """With less left of the time, nothing is started: it would be compiled and stopped."""
 StoppedBy = Literal["signal", "clock"]
-# The first line of a worker's last words: "step 10/600  loss ...", "cell 3/30".
+# The first line of a worker's last words: "step 10/600  loss ...", "token 3/30".
 _PROGRESS = re.compile(r"(?:^|[\r\n])(\w+ ([\d,]+)/([\d,]+))")
 
 

@@ -220,7 +220,7 @@ def count_alike(model: nn.Module, names: Iterable[str]) -> int:
 def _start(scale: SSMaxScale, init: str) -> None:
     """Set s and b to softmax where the rule itself starts elsewhere."""
     with torch.no_grad():
-        if init in ("identity", "anneal") and not RULES[scale.rule].starts_as_softmax:
+        if init in ("identity", "anneal") and RULES[scale.rule].with_bias == scale.rule:
             scale.s.zero_()
             scale.bias.fill_(1.0)
 

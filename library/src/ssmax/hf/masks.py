@@ -31,7 +31,7 @@ _COUNTED = "_ssmax_num_keys"
 
 
 def kind_of(implementation: str | None) -> Kind:
-    """Tell how an implementation masks."""
+    """Find how an implementation masks."""
     name = (implementation or "eager").removeprefix("paged|")
     if name in ("eager", "sdpa"):
         return name
@@ -78,12 +78,12 @@ def count_keys(
         return count_mask(mask, keys, kind == "eager" and _has_table(module, queries, options))
     if kind == "flex" and mask is not None:
         return _remembered(mask, queries, lambda: _count_block_mask(mask, query_BHQD))
+    if kind == "flash" and mask is not None and not torch.compiler.is_compiling():
+        asked = (queries, _is_causal(module, options), options.get("sliding_window"))
+        spec_of = functools.partial(_flash_spec, module, query_BHQD, keys, mask, options)
+        return _remembered(mask, asked, lambda: spec_of().num_visible())
     if kind == "flash":
-        make = functools.partial(_flash_spec, module, query_BHQD, keys, mask, options)
-        if mask is not None:
-            asked = (queries, _is_causal(module, options), options.get("sliding_window"))
-            return _remembered(mask, asked, lambda: make().num_visible())
-        spec = make()
+        spec = _flash_spec(module, query_BHQD, keys, mask, options)
     else:
         spec = _unmasked_spec(kind, module, query_BHQD, keys, options)
     return spec.num_keys if as_number and spec.sees_all else spec.num_visible()

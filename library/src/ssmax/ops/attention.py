@@ -15,7 +15,7 @@ from torch import Tensor
 from ssmax.errors import UsageError
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
-from ssmax.ops.dtypes import at_least_float32, autocast_dtype
+from ssmax.ops.dtypes import at_least_float32, autocast_dtype, check_tensor
 from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import (
     Number,
@@ -199,8 +199,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> None:
                 f"{name} must have 4 dimensions, (batch, heads, tokens, head_dim), "
                 f"got shape {tuple(x.shape)}"
             )
-        if not x.is_floating_point():
-            raise UsageError(f"{name} must be floating point, got {x.dtype}; write {name}.float()")
+        check_tensor(name, x, is_floating=True)
     if k.shape[:3] != v.shape[:3]:
         raise UsageError(
             f"k and v must agree in batch, heads and tokens, got {tuple(k.shape)} and "
@@ -235,8 +234,7 @@ def _check_per_head(name: str, value: Number, q: Tensor) -> Tensor:
                 f"{name} must be a number or a tensor of one value per query head, got {value!r}"
             )
         value = torch.tensor(float(value), dtype=at_least_float32(q.dtype))
-    if not value.is_floating_point():
-        raise UsageError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
+    check_tensor(name, value, is_floating=True)
     if value.shape not in ((), (1,), (q.shape[1],)):
         raise UsageError(
             f"{name} must hold one value per query head: expected ({q.shape[1]},), got "

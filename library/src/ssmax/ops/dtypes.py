@@ -1,6 +1,18 @@
 """The dtypes that things are computed in."""
 
 import torch
+from torch import Tensor
+
+from ssmax.errors import UsageError
+
+
+def check_tensor(name: str, value: object, *, is_floating: bool = False) -> None:
+    """Raise on what is no tensor, or not a floating one."""
+    if not isinstance(value, Tensor):
+        kind = type(value).__name__
+        raise UsageError(f"{name} must be a tensor, got {kind}; write torch.tensor(...)")
+    if is_floating and not value.is_floating_point():
+        raise UsageError(f"{name} must be floating point, got {value.dtype}; write {name}.float()")
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

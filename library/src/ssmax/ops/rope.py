@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.ops.dtypes import at_least_float32
+from ssmax.ops.dtypes import at_least_float32, check_tensor
 
 
 def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple[Tensor, Tensor]:
@@ -19,9 +19,7 @@ def rope_tables(positions: Tensor, width: int, theta: float = 10_000.0) -> tuple
     The angles are taken in float64: at ten million tokens a float32 angle is off by half a radian.
     """
     check_rotary(width, theta)
-    if not isinstance(positions, Tensor):
-        kind = type(positions).__name__
-        raise UsageError(f"positions must be a tensor, got {kind}; write torch.arange(...)")
+    check_tensor("positions", positions)
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pair = torch.arange(width // 2, dtype=exact, device=positions.device)
     angle = positions.to(exact).unsqueeze(-1) * theta ** (-2.0 * pair / max(width, 1))

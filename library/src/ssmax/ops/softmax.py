@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.ops.dtypes import at_least_float32
+from ssmax.ops.dtypes import at_least_float32, check_tensor
 from ssmax.ops.scale import Number, check_finite, unchecked_ssmax_factor
 
 
@@ -44,18 +44,12 @@ def ssmax_power(z: Tensor, s: Number, *, mask: Tensor | None = None, dim: int = 
 
 def _visible_entries(z: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
     """Find which entries are visible, and how many along dim (kept as 1)."""
-    if not isinstance(z, Tensor):
-        raise UsageError(f"z must be a tensor, got {type(z).__name__}; write torch.tensor(...)")
-    if not z.is_floating_point():
-        raise UsageError(f"z must be floating point, got {z.dtype}; write z.float()")
+    check_tensor("z", z, is_floating=True)
     if z.dim() == 0 or not -z.dim() <= dim < z.dim():
         raise UsageError(f"dim must name one of the {z.dim()} dimensions of z, got {dim}")
     visible = z != -torch.inf
     if mask is not None:
-        if not isinstance(mask, Tensor):
-            raise UsageError(
-                f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
-            )
+        check_tensor("mask", mask)
         if mask.dtype != torch.bool:
             raise UsageError(
                 f"mask must be boolean, True is visible, got {mask.dtype}; an additive mask is "

@@ -1,4 +1,4 @@
-"""n, the number of keys that each query can see: the only place where keys are counted.
+"""n, the number of keys that each query can see: the only place where keys are counted in torch.
 
 Except for an explicit mask, what a query sees is an interval of keys less the padding in it:
 causality, windows and documents each only move the ends of the interval. So n costs
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
+from ssmax.ops.dtypes import check_tensor
 from ssmax.ops.window import MASKED, UNBOUNDED, Window, window_pair
 
 ROWS_PER_BLOCK = 256
@@ -290,10 +291,7 @@ def num_visible_keys(mask: Tensor, dim: int = -1) -> Tensor:
 
     True is visible; an additive mask hides by -5e3 or any lower number.
     """
-    if not isinstance(mask, Tensor):
-        raise UsageError(
-            f"mask must be a tensor, got {type(mask).__name__}; write torch.tensor(...)"
-        )
+    check_tensor("mask", mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise UsageError(
             "mask must be boolean (True is visible) or floating (-inf is hidden), "
@@ -395,10 +393,7 @@ def _check_tensors(device: torch.device | str | None, **tensors: Tensor | None) 
     for name, tensor in tensors.items():
         if tensor is None:
             continue
-        if not isinstance(tensor, Tensor):
-            raise UsageError(
-                f"{name} must be a tensor, got {type(tensor).__name__}; write torch.tensor(...)"
-            )
+        check_tensor(name, tensor)
         device = tensor.device if device is None else torch.device(device)
         if tensor.device.type != device.type:
             raise UsageError(f"{name} must be on {device}, got {tensor.device}; write .to(...)")

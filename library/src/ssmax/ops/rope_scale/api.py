@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
-from ssmax.ops.dtypes import at_least_float32
+from ssmax.ops.dtypes import at_least_float32, check_tensor
 from ssmax.ops.implementation import Impl, choose_impl, register_op
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import (
@@ -65,11 +65,7 @@ def rope_ssmax(
     asks for no gradient, the factor is made where the query is rotated.
     """
     _check_heads(q_BHTD, k_BGTD, cos, sin)
-    if not isinstance(num_keys, Tensor):
-        kind = type(num_keys).__name__
-        raise UsageError(
-            f"num_keys must be a tensor, (T,) or (B, T), got {kind}; write visible_keys"
-        )
+    check_tensor("num_keys", num_keys)
     if choose_impl(impl, q_BHTD.device) == "triton":
         inputs = [x for x in (q_BHTD, k_BGTD, cos, sin, s, bias) if isinstance(x, Tensor)]
         is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
@@ -191,11 +187,7 @@ def _check_heads(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def _check_factor(factor: Tensor, q: Tensor) -> Tensor:
     """Raise on what is no factor of these queries; return it as (B or 1, H, T)."""
-    if not isinstance(factor, Tensor):
-        kind = type(factor).__name__
-        raise UsageError(f"factor must be a tensor, got {kind}; write torch.tensor(...)")
-    if not factor.is_floating_point():
-        raise UsageError(f"factor must be floating point, got {factor.dtype}; write .float()")
+    check_tensor("factor", factor, is_floating=True)
     factor = factor.to(at_least_float32(factor.dtype))
     try:
         return _for_every_head_and_token(factor, q)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -60,11 +61,15 @@ def in_jax(options: dict, num_keys: int) -> dict:
 
 def attention(q, k, v, s, implementation=None, **options) -> Tensor:
     """As ssmax.testing calls it."""
-    inputs = [heads_last(x) for x in (q, k, v)]
-    out = sj.ssmax_attention(
-        *inputs, to_numpy(s), **in_jax(options, k.shape[2]), implementation=implementation
-    )
-    return heads_first(out)
+    options = in_jax(options, k.shape[2])
+    arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    fixed = {name: x for name, x in options.items() if name not in arrays}
+    attend = partial(sj.ssmax_attention, **fixed, implementation=implementation)
+    # A program compiles in less time than its operations one by one. That of float16 is for
+    # accelerators alone: dot_product_attention needs a product that CPUs have not.
+    if q.dtype != torch.float16:
+        attend = jax.jit(attend)
+    return heads_first(attend(*(heads_last(x) for x in (q, k, v)), to_numpy(s), **arrays))
 
 
 @pytest.fixture
@@ -92,9 +97,9 @@ def test_it_keeps_the_laws(float64):
     assert check_laws(attention) == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_dtype_errs_at_most_twice_as_much_as_the_reference(dtype):
-    for case in named_cases(dtype):
+@pytest.mark.parametrize(("dtype", "every"), [(torch.bfloat16, 1), (torch.float16, 5)])
+def test_a_narrow_dtype_errs_at_most_twice_as_much_as_the_reference(dtype, every):
+    for case in named_cases(dtype)[::every]:
         inputs = (case.q, case.k, case.v, case.s)
         out = attention(*inputs, **case.options).to(dtype)
         exact, eager = (
@@ -144,12 +149,9 @@ def gradients_of(reference, case: Case, weight: Tensor) -> list[Tensor]:
 
 def program(case: Case):
     """One compiled program for all drawings of a situation, its values and gradients."""
-    changing = {"key_padding_mask", "segment_ids", "positions", "mask", "bias", "num_keys"}
-    fixed = {
-        name: value
-        for name, value in in_jax(case.options, case.k.shape[2]).items()
-        if name not in changing
-    }
+    options = in_jax(case.options, case.k.shape[2])
+    fixed = {name: value for name, value in options.items() if not isinstance(value, np.ndarray)}
+    fixed.pop("num_keys", None)
 
     @jax.jit
     def run(leaves, arrays, weight):
@@ -162,7 +164,7 @@ def program(case: Case):
     def call(case: Case, weight: Tensor) -> list[Tensor]:
         given = in_jax(case.options, case.k.shape[2])
         bias = given.pop("bias", np.zeros(case.q.shape[1], np.float32))
-        arrays = {name: value for name, value in given.items() if name in changing}
+        arrays = {name: value for name, value in given.items() if name not in fixed}
         leaves = (*(heads_last(x) for x in (case.q, case.k, case.v)), to_numpy(case.s), bias)
         out, dq, dk, dv, ds, db = run(leaves, arrays, heads_last(weight))
         assert out.dtype == leaves[0].dtype
@@ -173,7 +175,7 @@ def program(case: Case):
 
 @pytest.mark.parametrize("situation", range(SITUATIONS))
 def test_values_and_gradients_are_those_of_the_definition(situation):
-    # Not float16: under jit dot_product_attention takes it on accelerators alone.
+    # Not float16: see above.
     dtype = (torch.float64, torch.float64, torch.float32, torch.bfloat16)[situation % 4]
     first = random_case(random.Random(situation), dtype=dtype)
     with jax.enable_x64(dtype == torch.float64):

@@ -166,11 +166,11 @@ def test_jit_remat_and_vmap_change_nothing(inputs, name):
     *qkv, s = inputs
     by_row = {k: v for k, v in arrays.items() if v.shape[0] == B}
     shared = {k: v for k, v in arrays.items() if k not in by_row}
-    rows = jax.vmap(lambda qkv, by_row: attend(*qkv, s, {**by_row, **shared}))(
+    rows = jax.jit(jax.vmap(lambda qkv, by_row: attend(*qkv, s, {**by_row, **shared})))(
         [x[:, None] for x in qkv], {k: v[:, None] for k, v in by_row.items()}
     )
     same(rows[:, 0], out)
-    several = jax.vmap(lambda s: attend(*qkv, s, arrays))(jnp.stack((s, 2 * s)))
+    several = jax.jit(jax.vmap(lambda s: attend(*qkv, s, arrays)))(jnp.stack((s, 2 * s)))
     same(several[0], out)
 
 

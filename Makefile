@@ -76,7 +76,7 @@ bench: $(READY)  ## cost of SSMax on this machine, against what a user would pic
 docs: $(READY)  ## the site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict
 
-results: $(READY)  ## results/ and its tables in README and docs anew, from the records
+results: $(READY)  ## judge and draw lab/results into build/results; its tables in README and docs anew
 	"$(BIN)/python" tools/results.py
 
 pictures: $(READY)  ## docs/pictures anew, from what is computed

@@ -3,10 +3,10 @@
     python benchmarks/decode_speed.py             # 162 M parameters, on a GPU
     python benchmarks/decode_speed.py --quick     # a small model, anywhere
 
-Random weights, the same for all: ours plainly and as a recorded graph, Transformers' Llama with its
+Random weights, the same for all: ours plainly and as a CUDA graph, Transformers' Llama with its
 growing cache and with its static one, which it compiles. Every competitor has a process of its own,
 reads a prompt and continues it greedily; the time of the prompt and of the first step, which may
-record a graph, is measured by itself and taken off. First the recorded decoder's logits are
+capture a graph, is measured by itself and taken off. First the graph decoder's logits are
 compared with the plain one's. Rows are appended to benchmarks/results.csv, each when it is there;
 the ratio is the time over that of Transformers' growing cache.
 """
@@ -25,12 +25,12 @@ from pathlib import Path
 import torch
 
 from ssmax_lab.model import LM, LMConfig
-from ssmax_lab.model.generation import PlainDecoder, RecordedDecoder
+from ssmax_lab.model.generation import CudaGraphDecoder, PlainDecoder
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 GROWING, STATIC = "Transformers, growing cache (yardstick)", "Transformers, static cache, compiled"
-PLAIN, RECORDED = "ours, plain", "ours, recorded"
+PLAIN, RECORDED = "ours, plain", "ours, CUDA graph"
 COMPETITORS = (GROWING, STATIC, PLAIN, RECORDED)
 SEED, TURNS = 0, 3
 BEFORE = 2  # tokens: the prompt gives one, the first step the other
@@ -63,7 +63,7 @@ def narrow(device: str) -> contextlib.AbstractContextManager:
 
 
 def check_agreement(model: LM, device: str) -> float:
-    """Largest relative difference of the recorded step's logits from the plain one's."""
+    """Largest relative difference of the captured step's logits from the plain one's."""
     tokens = torch.randint(0, model.config.vocab_size, (2, 40), device=device)
     keep = torch.ones_like(tokens, dtype=torch.bool)
     keep[1, :13] = False
@@ -71,14 +71,14 @@ def check_agreement(model: LM, device: str) -> float:
     worst = 0.0
     with narrow(device):
         plain = PlainDecoder(model, **room)
-        other = RecordedDecoder(model, **room, is_recorded=device == "cuda")
+        other = CudaGraphDecoder(model, **room, uses_graph=device == "cuda")
         plain.start(tokens, keep)
         other.start(tokens, keep)
         for step in range(6):
             one, two = (x.step(tokens[:, step]).float() for x in (plain, other))
             worst = max(worst, ((one - two).abs().max() / one.abs().max()).item())
     if not worst < 5e-2:
-        raise SystemExit(f"the recorded decoder differs by {worst:.1e}; nothing was timed")
+        raise SystemExit(f"the graph decoder differs by {worst:.1e}; nothing was timed")
     return worst
 
 
@@ -89,7 +89,7 @@ def continuer(name: str, case: Case, quick: bool, device: str) -> Callable[[int]
     # No 0, which Transformers is told to take for padding.
     tokens = torch.randint(1, model.config.vocab_size, shape, device=device)
     if name in (PLAIN, RECORDED):
-        decoder = "plain" if name == PLAIN or device == "cpu" else "recorded"
+        decoder = "plain" if name == PLAIN or device == "cpu" else "cuda_graph"
 
         def ours(count: int) -> None:
             with narrow(device):

@@ -24,7 +24,7 @@ COLOURS = {
     "plain loop, again": "#999999",
     "ours": "#D55E00",
     "ours, float32 residual": "#0072B2",
-    "ours, recorded": "#009E73",
+    "ours, CUDA graph": "#009E73",
 }
 FLOORS = {
     "products": "61.5: 48.6 TFLOP at 790 TFLOP/s",

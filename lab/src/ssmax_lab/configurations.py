@@ -1,6 +1,7 @@
 """What the study compares: one row for each configuration. Standard library only.
 
-To add a control, add its row: it is then trained, measured, judged and drawn.
+To add a control, add its row: it is then trained, measured, judged and drawn in the presets that
+its `seeds` names.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The shape of every file that crosses a wall. Standard library only.
+"""The shape of every file, and its place in a study's folder. Standard library only.
 
 A record can defend itself: it carries where it came from. In a .jsonl file a line with a provenance
 holds for the records behind it, up to the next.

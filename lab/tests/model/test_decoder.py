@@ -1,4 +1,4 @@
-"""The recorded decoder against the plain one, step by step, prompts of unequal length."""
+"""The CUDA graph decoder against the plain one, step by step, prompts of unequal length."""
 
 import pytest
 import torch
@@ -33,12 +33,12 @@ def make(device="cpu", dtype=torch.float64, **changes):
     return model.to(device, dtype)
 
 
-def both(model, *, is_recorded, steps=9):
+def both(model, *, uses_graph, steps=9):
     """Logits of every step, of the plain decoder and of the other, fed the same tokens."""
     tokens_BT, keep_BT = left_padded(PROMPTS, 61, model.embedding.weight.device)
     room = {"batch": len(PROMPTS), "max_keys": tokens_BT.shape[1] + steps}
     plain = decoders.PlainDecoder(model, **room)
-    other = decoders.RecordedDecoder(model, **room, is_recorded=is_recorded)
+    other = decoders.CudaGraphDecoder(model, **room, uses_graph=uses_graph)
     pairs = [(plain.start(tokens_BT, keep_BT), other.start(tokens_BT, keep_BT))]
     for step in range(steps):
         chosen_B = (torch.arange(len(PROMPTS), device=tokens_BT.device) + 7 * step) % 61
@@ -49,38 +49,38 @@ def both(model, *, is_recorded, steps=9):
 @pytest.mark.filterwarnings("ignore:the probe's table ends")
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_that_of_the_plain_decoder(name):
-    pairs, _ = both(make(**CASES[name]), is_recorded=False)
+    pairs, _ = both(make(**CASES[name]), uses_graph=False)
     for plain, other in pairs:
         torch.testing.assert_close(other, plain, rtol=1e-9, atol=1e-9)
 
 
 def test_a_full_cache_says_so():
-    _, decoder = both(make(), is_recorded=False)
+    _, decoder = both(make(), uses_graph=False)
     with pytest.raises(ValueError, match="the cache is full: it holds 16 keys"):
         decoder.step(torch.tensor([1, 2, 3]))
 
 
 def test_a_decoder_has_a_name_and_a_device():
     model = make()
-    with pytest.raises(ValueError, match="decoder must be one of auto, plain, recorded, got"):
+    with pytest.raises(ValueError, match="decoder must be one of auto, plain, cuda_graph, got"):
         model.generate([[1]], 2, decoder="quick")
     with pytest.raises(ValueError, match="needs CUDA, got cpu; pass decoder='plain'"):
-        model.generate([[1]], 2, decoder="recorded")
+        model.generate([[1]], 2, decoder="cuda_graph")
 
 
 def test_narrowed_weights_have_no_history():
     model = make(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        decoder = decoders.RecordedDecoder(model, batch=1, max_keys=2, is_recorded=False)
+        decoder = decoders.CudaGraphDecoder(model, batch=1, max_keys=2, uses_graph=False)
     narrow = [*vars(decoder.weights[0]).values(), decoder.norm, decoder.head]
     assert {weight.dtype for weight in narrow} == {torch.bfloat16}
     assert not any(weight.requires_grad for weight in narrow)
 
 
 @pytest.mark.gpu
-def test_long_answers_are_recorded():
+def test_long_answers_take_the_graph():
     weight = make("cuda", torch.float32).embedding.weight
-    assert decoders.decoder_kind("auto", weight, 64) is decoders.RecordedDecoder
+    assert decoders.decoder_kind("auto", weight, 64) is decoders.CudaGraphDecoder
     assert decoders.decoder_kind("auto", weight, 63) is decoders.PlainDecoder
     assert decoders.decoder_kind("auto", weight.double(), 64) is decoders.PlainDecoder
 
@@ -88,7 +88,7 @@ def test_long_answers_are_recorded():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_a_replay_is_the_step(name):
-    pairs, _ = both(make("cuda", torch.float32, **CASES[name]), is_recorded=True)
+    pairs, _ = both(make("cuda", torch.float32, **CASES[name]), uses_graph=True)
     for plain, other in pairs:
         torch.testing.assert_close(other, plain, rtol=1e-3, atol=1e-3)
 
@@ -97,9 +97,9 @@ def test_a_replay_is_the_step(name):
 def test_autocast_narrows_the_weights_once():
     model = make("cuda", torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        pairs, decoder = both(model, is_recorded=True)
+        pairs, decoder = both(model, uses_graph=True)
     assert decoder.weights[0].qkv.dtype == torch.bfloat16
-    exact = torch.stack([x for x, _ in both(make("cuda"), is_recorded=False)[0]])
+    exact = torch.stack([x for x, _ in both(make("cuda"), uses_graph=False)[0]])
     plain, other = (torch.stack(logits).double() for logits in zip(*pairs, strict=True))
-    # The recorded step's residual stream is narrow too.
+    # The captured step's residual stream is narrow too.
     assert (other - exact).abs().max() <= 4 * (plain - exact).abs().max()

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from ssmax_lab.analysis.figure_inputs import figure3_input, softmax_output_of_last
 from ssmax_lab.analysis.fits import fit_shapes
 from ssmax_lab.analysis.measures import accuracy_map
-from ssmax_lab.analysis.vectors import figure3_input, softmax_output_of_last
 from ssmax_lab.configurations import labels, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
 from ssmax_lab.report import figures

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from ssmax_lab.analysis.vectors import softmax_output_of_last
+from ssmax_lab.analysis.figure_inputs import softmax_output_of_last
 from ssmax_lab.configurations import MEASURED
 from ssmax_lab.report import figures
 from ssmax_lab.report.page import MISSING, explorer_page, page, write_page

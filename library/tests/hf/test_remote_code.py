@@ -415,3 +415,5 @@ def test_a_bundle_holds_what_its_roots_lead_to(tmp_path, monkeypatch):
     assert made["half"] is made["unused"]
     with pytest.raises(ValueError, match="another's name"):
         bundle([*modules, modules[0]], ["more"], {})
+    with pytest.raises(ValueError, match="half are of modules that are not bundled"):
+        bundle(modules[1:], ["more"], {})

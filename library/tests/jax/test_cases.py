@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -60,11 +61,15 @@ def in_jax(options: dict, num_keys: int) -> dict:
 
 def attention(q, k, v, s, implementation=None, **options) -> Tensor:
     """As ssmax.testing calls it."""
-    inputs = [heads_last(x) for x in (q, k, v)]
-    out = sj.ssmax_attention(
-        *inputs, to_numpy(s), **in_jax(options, k.shape[2]), implementation=implementation
-    )
-    return heads_first(out)
+    options = in_jax(options, k.shape[2])
+    arrays = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    fixed = {name: x for name, x in options.items() if name not in arrays}
+    attend = partial(sj.ssmax_attention, **fixed, implementation=implementation)
+    # A program compiles in less time than its operations one by one. That of float16 is for
+    # accelerators alone: dot_product_attention needs a product that CPUs have not.
+    if q.dtype != torch.float16:
+        attend = jax.jit(attend)
+    return heads_first(attend(*(heads_last(x) for x in (q, k, v)), to_numpy(s), **arrays))
 
 
 @pytest.fixture
@@ -92,9 +97,9 @@ def test_it_keeps_the_laws(float64):
     assert check_laws(attention) == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_narrow_dtype_errs_at_most_twice_as_much_as_the_reference(dtype):
-    for case in named_cases(dtype):
+@pytest.mark.parametrize(("dtype", "every"), [(torch.bfloat16, 1), (torch.float16, 5)])
+def test_a_narrow_dtype_errs_at_most_twice_as_much_as_the_reference(dtype, every):
+    for case in named_cases(dtype)[::every]:
         inputs = (case.q, case.k, case.v, case.s)
         out = attention(*inputs, **case.options).to(dtype)
         exact, eager = (
@@ -144,12 +149,9 @@ def gradients_of(reference, case: Case, weight: Tensor) -> list[Tensor]:
 
 def program(case: Case):
     """One compiled program for all drawings of a situation, its values and gradients."""
-    changing = {"key_padding_mask", "segment_ids", "positions", "mask", "bias", "num_keys"}
-    fixed = {
-        name: value
-        for name, value in in_jax(case.options, case.k.shape[2]).items()
-        if name not in changing
-    }
+    options = in_jax(case.options, case.k.shape[2])
+    fixed = {name: value for name, value in options.items() if not isinstance(value, np.ndarray)}
+    fixed.pop("num_keys", None)
 
     @jax.jit
     def run(leaves, arrays, weight):
@@ -162,7 +164,7 @@ def program(case: Case):
     def call(case: Case, weight: Tensor) -> list[Tensor]:
         given = in_jax(case.options, case.k.shape[2])
         bias = given.pop("bias", np.zeros(case.q.shape[1], np.float32))
-        arrays = {name: value for name, value in given.items() if name in changing}
+        arrays = {name: value for name, value in given.items() if name not in fixed}
         leaves = (*(heads_last(x) for x in (case.q, case.k, case.v)), to_numpy(case.s), bias)
         out, dq, dk, dv, ds, db = run(leaves, arrays, heads_last(weight))
         assert out.dtype == leaves[0].dtype
@@ -173,40 +175,33 @@ def program(case: Case):
 
 @pytest.mark.parametrize("situation", range(SITUATIONS))
 def test_values_and_gradients_are_those_of_the_definition(situation):
-    # Not float16: under jit dot_product_attention takes it on accelerators alone.
+    # Not float16: see above.
     dtype = (torch.float64, torch.float64, torch.float32, torch.bfloat16)[situation % 4]
     first = random_case(random.Random(situation), dtype=dtype)
     with jax.enable_x64(dtype == torch.float64):
-        run = program(first)
+        run, drawn = program(first), []
         for draw in range(DRAWS):
             case = redrawn(first, DRAWS * situation + draw) if draw else first
             generator = torch.Generator().manual_seed(draw)
             weight = torch.randn(case.q.shape, generator=generator).to(dtype)
-            ours = run(case, weight)
-            wide = dataclasses.replace(
-                case, q=case.q.double(), k=case.k.double(), v=case.v.double(), s=case.s.double()
+            wide = {name: getattr(case, name).double() for name in "qkvs"}
+            exact = gradients_of(
+                naive_attention, dataclasses.replace(case, **wide), weight.double()
             )
-            exact = gradients_of(naive_attention, wide, weight.double())
             oracle = oracle_attention(case.q, case.k, case.v, case.s, **case.options)
             torch.testing.assert_close(exact[0], oracle, rtol=1e-9, atol=1e-9)
-            eager = exact
-            if dtype != torch.float64:
-                eager = gradients_of(naive_attention, case, weight)
-            for name, x, y, reference in zip(
-                ("out", "dq", "dk", "dv", "ds", "db"), ours, exact, eager, strict=True
-            ):
-                if dtype == torch.float64:
-                    # b is drawn in float32, and so is its gradient.
-                    bound = 1e-6 if name == "db" else 1e-8
-                    torch.testing.assert_close(
-                        x,
-                        y.double(),
-                        rtol=bound,
-                        atol=bound,
-                        msg=lambda m, n=name, c=case: f"{n}: {m}\n{c}",
-                    )
-                    continue
-                # As in test_attention_cases.py: eager code is lucky in some of so many cases.
-                assert_no_worse_than(
-                    x.to(reference.dtype), reference, y, slack=4.0, name=f"{name} of {case}"
-                )
+            drawn.append((run(case, weight), gradients_of(naive_attention, case, weight), exact))
+    for part, name in enumerate(("out", "dq", "dk", "dv", "ds", "db")):
+        # All draws together: of so many, eager code is lucky in some.
+        ours, eager, exact = (
+            torch.stack([one[part] for one in each]) for each in zip(*drawn, strict=True)
+        )
+        if dtype == torch.float64:
+            # b is drawn in float32, and so is its gradient.
+            bound = 1e-6 if name == "db" else 1e-8
+            torch.testing.assert_close(
+                ours, exact.double(), rtol=bound, atol=bound, msg=lambda m, n=name: f"{n}: {m}"
+            )
+        else:
+            ours = ours.to(eager.dtype)
+            assert_no_worse_than(ours, eager, exact, slack=2.0, name=f"{name} of {first}")

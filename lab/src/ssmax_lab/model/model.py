@@ -235,7 +235,7 @@ class LM(nn.Module):
         """Yield each step's token for every prompt, None for one that has stopped.
 
         `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
-        likeliest that together reach that probability. `decoder` is plain, or recorded: a CUDA
+        likeliest that together reach that probability. `decoder` is plain, or cuda_graph: a CUDA
         graph, which `auto` takes for 64 new tokens and more.
         """
         choose = chooser(temperature, top_k, top_p, generator)

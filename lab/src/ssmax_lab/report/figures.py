@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.figure_inputs import (
+    FIGURE_1_S,
+    FIGURE_3_SIZES,
+    figure1_output,
+    figure3_output,
+    ssmax_factor,
+)
 from ssmax_lab.analysis.fits import fit_table
 from ssmax_lab.analysis.measures import (
     accuracy_map,
@@ -16,13 +23,6 @@ from ssmax_lab.analysis.measures import (
     smoothed,
     top_score,
     usual_word,
-)
-from ssmax_lab.analysis.vectors import (
-    FIGURE_1_S,
-    FIGURE_3_SIZES,
-    figure1_output,
-    figure3_output,
-    ssmax_factor,
 )
 from ssmax_lab.configurations import MEASURED, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness

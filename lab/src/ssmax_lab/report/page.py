@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ssmax._files import write_whole
+from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax_lab.analysis.statistics import SECONDARY
-from ssmax_lab.analysis.vectors import FIGURE_1_S, FIGURE_3_SIZES
 from ssmax_lab.report.page_tables import (
     FIGURE_TABLES,
     NONE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ssmax_lab.analysis.vectors import (
+from ssmax_lab.analysis.figure_inputs import (
     FIGURE_1_S,
     FIGURE_3_SIZES,
     figure1_output,

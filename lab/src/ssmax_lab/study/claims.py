@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ssmax.errors import UsageError
+from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
 from ssmax_lab.analysis.fits import SHAPES, fit_table
 from ssmax_lab.analysis.measures import (
@@ -35,7 +36,6 @@ from ssmax_lab.analysis.statistics import (
     holm,
     over_seeds,
 )
-from ssmax_lab.analysis.vectors import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
 from ssmax_lab.records import Comparison, NeedleScore, Provenance
 

@@ -30,6 +30,7 @@ def bundle(modules: Iterable[str], roots: Iterable[str], instead: Mapping[str, s
     """
     parts: dict[str, _Part] = {}
     imports: dict[str, str] = {}
+    ours: set[str] = set()
     for module in modules:
         source = inspect.getsource(importlib.import_module(module))
         body = ast.parse(source).body
@@ -41,10 +42,14 @@ def bundle(modules: Iterable[str], roots: Iterable[str], instead: Mapping[str, s
                 parts[name] = part
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports |= _imports(node)
+            if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{PACKAGE}."):
+                ours |= {alias.asname or alias.name for alias in node.names}
     wanted: set[str] = set()
     _reach(roots, parts, instead, wanted)
     needed = {parts[name]: None for name in parts if name in wanted}
     names = set().union(*(part.names for part in needed))
+    if lost := sorted((names & ours) - set(parts) - set(instead)):
+        raise ValueError(f"{', '.join(lost)} are of modules that are not bundled; add these")
     head = "\n".join(sorted({imports[name] for name in names & set(imports)}))
     tail = [f"{old} = {new}" for old, new in instead.items() if new in wanted]
     return "\n\n\n".join([head, *(part.text for part in needed), *tail])

@@ -1,4 +1,4 @@
-"""Every scaling rule as a factor of n: the only place where the log is taken.
+"""Every scaling rule as a factor of n: the reference for the log that kernels take.
 
 A rule multiplies the query by its factor; softmax does the rest. Here each rule is one function of
 num_keys and, where it learns, of one value per head. The factor is float32 or wider throughout and

@@ -1,4 +1,4 @@
-"""n, the number of keys that each query can see: the only place where keys are counted.
+"""n, the number of keys that each query can see: the only place where keys are counted in torch.
 
 Except for an explicit mask, what a query sees is an interval of keys less the padding in it:
 causality, windows and documents each only move the ends of the interval. So n costs

@@ -129,7 +129,7 @@ def _claim_1(findings: Findings) -> list[Result]:
         for name in ("a", CONTROL)
     ]  # fmt: skip
     length = findings.train_length
-    values = _values(findings.sharpness, lambda one: np.mean(weight_changes(one, length)))
+    values = _values(findings.sharpness, lambda one: float(np.mean(weight_changes(one, length))))
     return [
         Result("C1", "softmax's largest output falls between n = 2 and n = 65,536", exact(fall),
                "of the weight", "below"),
@@ -145,7 +145,7 @@ def _claim_2(findings: Findings) -> list[Result]:
     for run, table in findings.tables.items():
         for fit in fit_table(table):
             off = np.asarray(table[1:]) - np.asarray(fit.curve)
-            unexplained[fit.shape][run] = np.mean(off**2) / max(np.var(table[1:]), 1e-30)
+            unexplained[fit.shape][run] = float(np.mean(off**2) / max(np.var(table[1:]), 1e-30))
             if fit.shape == "log n":
                 slopes["slope"][run], slopes["none"][run] = fit.a1, 0.0
     pairs = [
@@ -280,7 +280,7 @@ def _above(text: str) -> list[Pair]:
 
 def _values(found: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, Values]:
     return {
-        name: {run: float(value(record)) for run, record in by_replica.items()}
+        name: {run: value(record) for run, record in by_replica.items()}
         for name, by_replica in found.items()
     }
 

@@ -18,8 +18,8 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax: convert models, export them, and see what it costs.",
 )
-for verb in (convert, export, bench, doctor):
-    app.command()(verb)
+for _verb in (convert, export, bench, doctor):
+    app.command()(_verb)
 
 Version = Annotated[
     bool,

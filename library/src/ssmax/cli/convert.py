@@ -10,7 +10,7 @@ import typer
 from ssmax.cli.options import Json, Out
 from ssmax.errors import UsageError
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def convert(
@@ -76,7 +76,7 @@ def convert(
         choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
         ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
     else:
-        logger.warning(
+        _logger.warning(
             f"{model} carries an s, which is kept; the options that choose one are not used"
         )
     unverified, about = "", {"layers": len(converted.config.ssmax["layers"])}

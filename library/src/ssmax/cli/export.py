@@ -17,7 +17,7 @@ from ssmax.errors import UsageError
 if TYPE_CHECKING:
     from ssmax.export.exporting import Exported
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 # A head start for what is not one token a character.
 _CHARACTERS_PER_TOKEN = 8
 
@@ -59,8 +59,8 @@ def export(
     from ssmax.export.exporting import export
 
     prompt = _prompt(model, text, check_tokens) if has_tokenizer else _drawn(model, check_tokens)
-    logger.info(f"writing {to}")
-    show = functools.partial(log_progress, logger, "checked token")
+    _logger.info(f"writing {to}")
+    show = functools.partial(log_progress, _logger, "checked token")
     done = export(model, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
     if json_:
         about = dataclasses.asdict(done.agreement)
@@ -100,7 +100,7 @@ def _prompt(source: Path, text: Path | None, length: int) -> list[int]:
             "give a longer one"
         )
     if len(tokens) < length:
-        logger.warning(f"the text ends after {len(tokens):,} tokens")
+        _logger.warning(f"the text ends after {len(tokens):,} tokens")
     return tokens[:length]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
+from ssmax_lab.records import Comparison
 
 Side = Literal["below", "above"]
 
@@ -103,3 +104,8 @@ def overall(verdicts: Sequence[str]) -> str:
         return told[0] if told else NOT_MEASURED
     decisive = (CONTRADICTED, TOO_SMALL, TOO_FEW_SEEDS)
     return next((word for word in decisive if word in told), INCONCLUSIVE)
+
+
+def verdict_of(claim: str, comparisons: Sequence[Comparison]) -> str:
+    """Tell the verdict of a claim, the one that stands everywhere."""
+    return overall([one.verdict for one in comparisons if one.claim == claim])

@@ -218,8 +218,14 @@ def merge(
 def _show(
     comparisons: "Sequence[Comparison]", page: Path, *, open_page: bool | None, as_json: bool
 ) -> None:
-    rows = [dataclasses.asdict(one) for one in comparisons]
-    _show_page(page, {"comparisons": rows}, table(comparisons), open_page, as_json)
+    from ssmax_lab.analysis.statistics import verdict_of
+    from ssmax_lab.report.captions import CLAIMS
+
+    values = {
+        "verdicts": {name: verdict_of(name, comparisons) for name in CLAIMS},
+        "comparisons": [dataclasses.asdict(one) for one in comparisons],
+    }
+    _show_page(page, values, table(comparisons), open_page, as_json)
 
 
 def _show_page(
@@ -240,14 +246,13 @@ def _show_page(
 
 def table(comparisons: "Sequence[Comparison]") -> list[str]:
     """List the verdicts, claim by claim."""
-    from ssmax_lab.analysis.statistics import overall
+    from ssmax_lab.analysis.statistics import verdict_of
     from ssmax_lab.report.captions import CLAIMS
 
     lines = []
     for name, text in CLAIMS.items():
         mine = [one for one in comparisons if one.claim == name]
-        verdict = overall([one.verdict for one in mine])
-        lines += ["", f"{name}  {text}", f"    {verdict.upper()}"]
+        lines += ["", f"{name}  {text}", f"    {verdict_of(name, comparisons).upper()}"]
         for one in mine:
             ours = "  (ours)" if one.is_ours else ""
             symbol = SYMBOLS.get(one.verdict.partition(" larger")[0], " ")

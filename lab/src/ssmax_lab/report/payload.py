@@ -27,7 +27,7 @@ from ssmax_lab.analysis.measures import (
     usual_word,
 )
 from ssmax_lab.analysis.rope import first_s
-from ssmax_lab.analysis.statistics import overall
+from ssmax_lab.analysis.statistics import verdict_of
 from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words
 from ssmax_lab.records import PositionLoss, Sharpness
@@ -193,7 +193,7 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
                 "id": name,
                 "figure": int(name[1:]),
                 "text": text,
-                "verdict": overall([one.verdict for one in mine]),
+                "verdict": verdict_of(name, mine),
                 "comparisons": comparisons,
             }
         )

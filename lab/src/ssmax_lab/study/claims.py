@@ -102,17 +102,20 @@ def _comparison(
     result: Result, provenance: Provenance, p: float | None, *, is_too_small: bool = False
 ) -> Comparison:
     claim, text, interval, unit, expected, is_ours = result
-    effect = low = high = None
-    basis, verdict = interval, NOT_MEASURED
-    if isinstance(interval, Interval):
+    if isinstance(interval, str):
+        effect = low = high = None
+        basis, verdict = interval, SECONDARY if expected is None else NOT_MEASURED
+    else:
         effect, low, high, basis = interval.effect, interval.low, interval.high, interval.basis
-        if is_too_small and basis != EXACT:
+        if expected is None:
+            verdict = SECONDARY
+        elif is_too_small and basis != EXACT:
             verdict = TOO_SMALL
-        elif expected is not None:
+        else:
             verdict = interval.verdict(expected, margin=MARGINS.get(claim, 0.0), p=p)
     return Comparison(
         claim=claim, text=text, effect=effect, unit=unit, low=low, high=high, basis=basis, p_holm=p,
-        verdict=verdict if expected is not None else SECONDARY, is_ours=is_ours,
+        verdict=verdict, is_ours=is_ours,
         provenance=provenance,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from ssmax_lab.report.results import (
     variants_figure,
     written,
 )
-from ssmax_lab.report.study_tables import heads, numbers, probe, stretches
+from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.partial import merge
@@ -103,8 +103,8 @@ def test_the_newest_study_of_a_preset_speaks_for_it(results):
 def test_everything_the_paper_says_is_told_once_by_claim(results):
     _, _, *rows = (row.strip("| ").split(" | ") for row in claims(results).splitlines())
     found = results["2026-11-17_small"].comparisons
-    said = [one for one in found if one.verdict != "secondary" or not one.is_ours]
-    assert {row[1] for row in rows} >= {one.text for one in said if one.basis != EXACT}
+    shown = [one for one in found if one.verdict != SECONDARY or not one.is_ours]
+    assert {row[1] for row in rows} >= {said(one) for one in shown if one.basis != EXACT}
     assert len({row[1] for row in rows}) == len(rows)
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     (gpu,) = (row[3] for row in rows if "(c)'s loss is about equal to (b)'s" in row[1])

@@ -392,7 +392,7 @@ def test_a_run_is_measured(home, capsys):
     for typed, message in (
         ("needle runs/quick-b --length 20", "a context of 20 tokens is too short"),
         ("needle-score runs/quick-b --depth 1.5", "depth must be from 0 to 1, got 1.5"),
-        ("needle runs/quick-b --depths 0", "a grid needs"),
+        ("needle runs/quick-b --depths 0", "--depths must be at least 1, got 0"),
         ("position-loss runs/quick-b --length 10000000", "too few for a row"),
         ("sharpness nowhere", "there is no folder nowhere"),
         ("sharpness runs/quick-b --rule x", "rule must be one of"),

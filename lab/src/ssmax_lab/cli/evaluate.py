@@ -143,6 +143,11 @@ def _options(what: str, **given: Any) -> dict[str, Any]:
         if name not in OPTIONS[what]:
             takes = ", ".join(f"--{known}" for known in OPTIONS[what])
             raise UsageError(f"--{name} is not an option of {what}, which takes {takes}")
+        values = given[name] if isinstance(given[name], list) else [given[name]]
+        if name not in ("depth", "seed") and min(values) < 1:
+            raise UsageError(f"--{name} must be at least 1, got {min(values)}")
+    if not 0.0 <= given.get("depth", 0.0) <= 1.0:
+        raise UsageError(f"--depth must be from 0 to 1, got {given['depth']}")
     options = {**OPTIONS[what], **given}
     if what != "needle":
         # As everywhere, the last one that is given holds.

@@ -52,7 +52,7 @@ def model_of(rule, sizes):
 
 @torch.no_grad()
 def log_probabilities(model, texts):
-    return [model(torch.tensor([text])).logits[0].float().log_softmax(-1) for text in texts]
+    return [model(torch.tensor([text])).logits[0].double().log_softmax(-1) for text in texts]
 
 
 def of_each_token(rows, texts):
@@ -102,7 +102,7 @@ def test_vllm_computes_what_we_do_by_its_plain_command(case, dtype, tmp_path, ca
     each = found["prompts"]
     texts = [prompt + one["new"] for prompt, one in zip(prompts, each, strict=True)]
     theirs = torch.tensor([x for one in each for x in one["logprobs"]])
-    exact = log_probabilities(source, texts)
+    exact = log_probabilities(copy.deepcopy(source).double(), texts)
     wanted = of_each_token(exact, texts)
     used = getattr(torch, found["dtype"].removeprefix("torch."))
     load = ssmax.hf.from_pretrained if form == "hf" else AutoModelForCausalLM.from_pretrained

@@ -168,20 +168,31 @@ class Comparison:
     unit: str
     low: float | None
     high: float | None
-    """The 95 % interval of the effect."""
+    """The 95 % interval of the effect over seeds; None of fewer than three."""
     basis: str
-    """What the interval is over, in words; or why there is none."""
+    """What was compared, in words; or why there is nothing."""
+    p_holm: float | None
+    """Of a primary comparison over seeds, adjusted for the study's others; None elsewhere."""
     verdict: str
-    """supported, contradicted, not resolved (at this scale), or not measured."""
+    """A claim's primary comparison: supported, contradicted, no difference larger than X,
+    inconclusive, too few seeds, model too small, or not measured. All others: secondary."""
     is_ours: bool
-    """Not the paper's but the control's: no part of the claim's verdict."""
+    """The paper does not have it."""
     provenance: Provenance
 
     def interval(self, decimals: int) -> str:
-        """The effect and where it may lie; "-" where it was not measured."""
+        """The effect and where it may lie, if that is known; "-" where it was not measured."""
         if self.effect is None:
             return "-"
-        return f"{self.effect:+.{decimals}f} [{self.low:+.{decimals}f}, {self.high:+.{decimals}f}]"
+        told = f"{self.effect:+.{decimals}f}"
+        if self.low is None:
+            return told
+        return f"{told} [{self.low:+.{decimals}f}, {self.high:+.{decimals}f}]"
+
+    @property
+    def over(self) -> str:
+        """What was compared, in words, and how surely."""
+        return self.basis if self.p_holm is None else f"{self.basis}, p = {self.p_holm:.2g}"
 
 
 def to_jsonl(records: Iterable[Any]) -> str:

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from ssmax_lab.analysis import statistics
-from ssmax_lab.analysis.statistics import Interval, over_items, over_seeds
+from ssmax_lab.analysis.statistics import Interval, exact, holm, over_seeds
 
 
-@pytest.fixture
-def few_draws(monkeypatch):
-    monkeypatch.setattr(statistics, "BOOTSTRAP_DRAWS", 400)
+def verdict(interval, expected, **others):
+    return interval.verdict(expected, **{"p": interval.p, **others})
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 40])
@@ -24,32 +23,66 @@ def test_intervals_over_seeds_cover_the_truth_about_19_times_of_20(seeds):
     assert 0.925 < covered / 1000 < 0.975
 
 
-def test_intervals_over_items_cover_the_truth_about_19_times_of_20(few_draws):
-    generator = np.random.default_rng(0)
-    covered = 0
-    for number in range(400):
-        first = generator.normal(-0.2, 1.0, 60)
-        interval = over_items(first, np.zeros(60), what="documents", seed=number)
-        covered += interval.low <= -0.2 <= interval.high
-    assert 0.90 < covered / 400 < 0.98
-
-
 def test_what_the_pairs_share_does_not_widen_the_interval():
     generator = np.random.default_rng(1)
     shared = 100 * generator.normal(size=5)
     interval = over_seeds(shared - 0.1 + 0.01 * generator.normal(size=5), shared)
-    assert interval.high < 0 and interval.verdict("below") == "supported"
-    assert interval.verdict("above") == "contradicted"
+    assert interval.high < 0 and verdict(interval, "below") == "supported"
+    assert verdict(interval, "above") == "contradicted"
 
 
-def test_an_interval_around_zero_decides_nothing():
-    interval = over_seeds([1.0, -1.0, 0.1], [0.0, 0.0, 0.0])
-    assert interval.verdict("below") == interval.verdict("above") == "not resolved"
+@pytest.mark.parametrize(
+    ("seeds", "margin", "word"),
+    [
+        ([1.0, -1.0, 0.1], 0.05, "inconclusive"),
+        ([0.01, -0.01, 0.001], 0.05, "no difference larger than 0.05"),
+        ([0.01, -0.01, 0.001], 0.02, "inconclusive"),
+        ([-0.30, -0.31, -0.32], 0.05, "supported"),
+        ([-0.030, -0.031, -0.032], 0.05, "supported"),
+        ([0.30, 0.31, 0.32], 0.05, "contradicted"),
+        ([0.3, 0.3], 0.05, "too few seeds"),
+        ([0.3], 0.05, "too few seeds"),
+        ([0.3, 0.3, 0.3], 0.05, "contradicted"),
+        ([0.0, 0.0, 0.0], 0.05, "no difference larger than 0.05"),
+    ],
+)
+def test_a_verdict_is_off_zero_within_the_margin_or_open(seeds, margin, word):
+    assert verdict(over_seeds(seeds, [0.0] * len(seeds)), "below", margin=margin) == word
+
+
+def test_what_is_off_zero_alone_need_not_be_among_others():
+    interval = over_seeds([-0.3, -0.5, -0.4], [0.0] * 3)
+    assert interval.high < 0 and verdict(interval, "below") == "supported"
+    assert verdict(interval, "below", p=4 * interval.p) == "inconclusive"
 
 
 def test_a_sure_difference_that_nobody_would_see_decides_nothing():
-    interval = Interval(effect=5e-5, low=4e-5, high=6e-5, basis="100 trials")
-    assert interval.verdict("below") == interval.verdict("above") == "not resolved"
+    interval = Interval(effect=5e-5, low=4e-5, high=6e-5, p=1e-9, basis="3 seeds")
+    for side in ("below", "above"):
+        assert verdict(interval, side, margin=1e-5) == "inconclusive"
+        assert verdict(interval, side, margin=0.05) == "no difference larger than 0.05"
+
+
+def test_what_no_chance_is_in_needs_no_seeds():
+    assert verdict(exact(-0.1), "below") == "supported"
+    assert verdict(exact(-0.1), "above") == "contradicted"
+
+
+def test_no_verdict_is_wrong_more_often_than_one_study_in_twenty():
+    """Six comparisons without any effect, read together."""
+    chance, wrong = np.random.default_rng(0), 0
+    for _ in range(500):
+        read = [over_seeds(chance.normal(size=4), np.zeros(4)) for _ in range(6)]
+        adjusted = holm([one.p for one in read])
+        found = [one.verdict("below", p=p) for one, p in zip(read, adjusted, strict=True)]
+        wrong += any(word != "inconclusive" for word in found)
+    assert wrong / 500 < 0.075
+
+
+def test_holm_multiplies_the_least_most_and_keeps_the_order():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([]) == []
 
 
 def test_the_sign_is_first_minus_second():
@@ -58,42 +91,18 @@ def test_the_sign_is_first_minus_second():
     assert interval.basis == "3 seeds"
 
 
-def test_the_same_seed_gives_the_same_interval(few_draws):
-    values = np.arange(40.0)
-    once, again = (over_items(values, values[::-1] * 0.9, what="trials", seed=3) for _ in range(2))
-    assert once == again
-    assert once.basis == "bootstrap over 40 trials, one seed"
-
-
-def test_how_many_draws_are_made_at_once_changes_nothing(few_draws, monkeypatch):
-    values = np.arange(40.0)
-    once = over_items(values, 0.9 * values[::-1], what="trials")
-    monkeypatch.setattr(statistics, "_MOST_AT_ONCE", 70)
-    assert over_items(values, 0.9 * values[::-1], what="trials") == once
-
-
-def test_an_interval_over_five_holds_the_truth_as_often_as_it_says():
-    chance = np.random.default_rng(0)
-    nothing = np.zeros(5)
-    found = [over_items(chance.normal(size=5), nothing, what="stretches") for _ in range(2000)]
-    held = np.mean([one.low <= 0.0 <= one.high for one in found])
-    assert held == pytest.approx(0.95, abs=0.02)
-    assert found[0].basis == "5 stretches, one seed"
-
-
-@pytest.mark.parametrize(("seeds", "t"), [(3, 4.303), (31, 2.042), (32, 2.040), (200, 1.972)])
-def test_an_interval_over_seeds_is_students_however_many_there_are(seeds, t):
-    values = np.arange(float(seeds))
-    interval = over_seeds(values, np.zeros(seeds))
-    half = (interval.high - interval.low) / 2
-    assert half / (values.std(ddof=1) / seeds**0.5) == pytest.approx(t)
+@pytest.mark.parametrize("seeds", [3, 31, 200])
+def test_interval_and_p_are_scipys(seeds):
+    values = np.random.default_rng(seeds).normal(0.2, 1.0, seeds)
+    interval, there = over_seeds(values, np.zeros(seeds)), stats.ttest_1samp(values, 0.0)
+    assert interval.p == pytest.approx(there.pvalue)
+    assert (interval.low, interval.high) == pytest.approx(tuple(there.confidence_interval()))
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: over_seeds([1.0, 2.0], [1.0, 2.0]), "at least 3 of them, got 2"),
-        (lambda: over_items([1.0], [1.0], what="trials"), "at least 2 trials, got 1"),
+        (lambda: over_seeds([], []), "in pairs"),
         (lambda: over_seeds([1.0, 2.0, 3.0], [1.0, 2.0]), "in pairs"),
         (lambda: over_seeds([1.0, 2.0, np.nan], [1.0, 2.0, 3.0]), "must be finite"),
     ],

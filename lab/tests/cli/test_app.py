@@ -451,4 +451,5 @@ def test_what_needs_no_training_is_judged_at_once(home, capsys):
     assert cli.run(["report", "study", "--json", "--no-open"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {one["verdict"] for one in told["comparisons"]} == {"supported"}
+    assert told["verdicts"]["C1"] == "supported" and told["verdicts"]["C5"] == "not measured"
     assert told["page"].endswith("study/report.html")

@@ -40,7 +40,7 @@ def made_up_claim(i, verdict, rng):
     comparisons = [
         {"text": f"loss of ({name}) less that of (a), over the last tenth", "unit": "nats",
          "effect": effect, "low": effect - 0.06, "high": effect + 0.05, "verdict": verdict,
-         "basis": "bootstrap over 24 documents, one seed"}
+         "basis": "3 seeds, p = 0.012"}
         for name, effect in zip("bcd", rng.normal(-0.1, 0.08, 3).round(3).tolist(), strict=True)
     ]  # fmt: skip
     if verdict == "not measured":
@@ -67,7 +67,10 @@ def made_up():
     n = np.arange(1, 129)
     steps, positions = list(range(10, 2001, 10)), list(range(1, 1281, 5))
     lengths, depths = [64, 128, 192, 256, 384, 512, 640, 768, 1024, 1280], np.linspace(0, 1, 11)
-    verdicts = ["supported"] * 4 + ["contradicted", "not resolved", "not resolved", "not measured"]
+    verdicts = [
+        "supported", "too few seeds", "supported", "no difference larger than 0.005",
+        "contradicted", "inconclusive", "model too small", "not measured",
+    ]  # fmt: skip
 
     def shares(scale):
         reach = np.clip(1.1 - np.asarray(lengths) / scale, 0, 1) * np.ones((11, 1))

@@ -61,7 +61,7 @@ def test_parts_are_made_packed_merged_and_judged(tiny, tokens, tmp_path, tmp_pat
     comparisons, page = report(folder)
     told = {one.text: one for one in comparisons}
     one = told["beyond the training length (b) loses less than (a)"]
-    assert one.basis == "2 documents, one seed"
+    assert one.basis == "1 seed"
     told = page.read_text()
     assert "made in parts" in told and "(a) softmax, 2 runs" in told and "SSMax, 1 run<" in told
 

@@ -1,5 +1,6 @@
 """What figures and tables show, computed from records once."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -17,9 +18,6 @@ TOP_HEADS = 25
 """So many heads are in figure 7, as in the paper."""
 TOP_SHARE = 25 / 144
 """The share of the paper's heads that these are."""
-STRETCHES = 5
-"""A learning curve is compared in so many; few and long, since neighbouring steps of a run differ
-alike."""
 
 
 def values_of(home: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, list[float]]:
@@ -72,12 +70,6 @@ def last_tenth(curve: Curve) -> float:
     return float(np.mean(curve[1][-max(1, len(curve[1]) // 10) :]))
 
 
-def stretches(curve: Curve) -> list[float]:
-    """Average a training loss over each of a few stretches after its first tenth, the warm-up."""
-    kept = np.asarray(curve[1][len(curve[1]) // 10 :], float)
-    return [float(part.mean()) for part in np.array_split(kept, min(STRETCHES, kept.size))]
-
-
 def by_position(records: Sequence[PositionLoss]) -> tuple[list[int], np.ndarray]:
     """Average losses over runs, in bins of about a hundredth of the positions."""
     return _in_bins(np.mean([record.mean for record in records], axis=0))
@@ -101,27 +93,25 @@ def _in_bins(mean: np.ndarray) -> tuple[list[int], np.ndarray]:
 
 def mean_loss(length: int, *, is_long: bool) -> Callable[[PositionLoss], float]:
     """Make the function that averages a loss within the training length, or beyond it."""
-    part = slice(length, None) if is_long else slice(length)
-    return lambda record: float(np.mean(record.mean[part]))
+    return mean_between(length, None) if is_long else mean_between(0, length)
 
 
-def losses_of_documents(record: PositionLoss, length: int, *, is_long: bool) -> list[float]:
-    """Average every document's loss within the training length, or beyond it."""
-    edges = np.asarray(record.edges)
-    # A range that holds the training length is on neither side.
-    columns = edges[:-1] >= length if is_long else edges[1:] <= length
-    if not columns.any():
-        return []
-    widths = np.diff(edges)[columns].astype(float)
-    values = np.asarray(record.binned)[:, columns]
-    return (values * widths / widths.sum()).sum(1).tolist()
+def mean_between(start: int, stop: int | None) -> Callable[[PositionLoss], float]:
+    """Make the function that averages a loss over these positions; nan where there are none."""
+
+    def mean(record: PositionLoss) -> float:
+        kept = record.mean[start:stop]
+        return float(np.mean(kept)) if kept else math.nan
+
+    return mean
 
 
 def retrieval_accuracy(length: int, *, is_long: bool) -> Callable[[list[NeedleTrial]], float]:
     """Make the function that gives the accuracy within the training length, or beyond it."""
 
     def accuracy(trials: list[NeedleTrial]) -> float:
-        return float(np.mean([one.is_whole for one in trials if (one.length > length) == is_long]))
+        found = [one.is_whole for one in trials if (one.length > length) == is_long]
+        return float(np.mean(found)) if found else math.nan
 
     return accuracy
 

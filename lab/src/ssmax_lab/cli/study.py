@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OUT_OF_TIME = 75
 """Exit status after `--minutes`, sysexits' EX_TEMPFAIL: all is well, give the command again."""
-SYMBOLS = {"supported": "+", "contradicted": "-", "not resolved": "?", "not measured": " "}
+SYMBOLS = {"supported": "+", "contradicted": "-", "no difference": "=", "inconclusive": "?"}
 
 
 DECIDED = {
@@ -218,8 +218,14 @@ def merge(
 def _show(
     comparisons: "Sequence[Comparison]", page: Path, *, open_page: bool | None, as_json: bool
 ) -> None:
-    rows = [dataclasses.asdict(one) for one in comparisons]
-    _show_page(page, {"comparisons": rows}, table(comparisons), open_page, as_json)
+    from ssmax_lab.analysis.statistics import verdict_of
+    from ssmax_lab.report.captions import CLAIMS
+
+    values = {
+        "verdicts": {name: verdict_of(name, comparisons) for name in CLAIMS},
+        "comparisons": [dataclasses.asdict(one) for one in comparisons],
+    }
+    _show_page(page, values, table(comparisons), open_page, as_json)
 
 
 def _show_page(
@@ -240,19 +246,19 @@ def _show_page(
 
 def table(comparisons: "Sequence[Comparison]") -> list[str]:
     """List the verdicts, claim by claim."""
-    from ssmax_lab.analysis.statistics import overall
+    from ssmax_lab.analysis.statistics import verdict_of
     from ssmax_lab.report.captions import CLAIMS
 
     lines = []
     for name, text in CLAIMS.items():
         mine = [one for one in comparisons if one.claim == name]
-        verdict = overall([one.verdict for one in mine if not one.is_ours])
-        lines += ["", f"{name}  {text}", f"    {verdict.upper()}"]
+        lines += ["", f"{name}  {text}", f"    {verdict_of(name, comparisons).upper()}"]
         for one in mine:
             ours = "  (ours)" if one.is_ours else ""
-            lines.append(f"  {SYMBOLS[one.verdict]} {one.text}{ours}")
+            symbol = SYMBOLS.get(one.verdict.partition(" larger")[0], " ")
+            lines.append(f"  {symbol} {one.text}{ours}")
             told = "" if one.effect is None else f"{one.interval(4)} {one.unit}; "
-            lines.append(f"      {told}{one.basis}: {one.verdict}")
+            lines.append(f"      {told}{one.over}: {one.verdict}")
     return lines
 
 

@@ -1,7 +1,5 @@
 """What the paper shows and claims, in our words, for the page and the terminal."""
 
-from ssmax_lab.analysis.statistics import NEAR_NATS
-
 CLAIMS = {
     "C1": "Softmax's largest output fades as the vector grows; SSMax's does not.",
     "C2": "A freely learned scale p_n of the logits comes out close to a1 log n + a2.",
@@ -76,7 +74,7 @@ CHOICES = (
         "The control, a learned temperature without log n, is not the paper's; it has no "
         "part in a claim's verdict."
     ),
-    f"(c) counts as about equal to (b) within {NEAR_NATS} nats.",
+    "Which comparison decides a claim, and the least difference that counts.",
 )
 IN_PARTS = (
     "The study was made in parts, each on one machine. Comparisons are made within a part, then "

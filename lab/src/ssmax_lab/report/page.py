@@ -11,6 +11,7 @@ from typing import Any
 
 from ssmax._files import write_whole
 from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, FIGURE_3_SIZES
+from ssmax_lab.analysis.statistics import SECONDARY
 from ssmax_lab.report.page_tables import (
     FIGURE_TABLES,
     NONE,
@@ -28,7 +29,10 @@ MISSING = "not measured in this study"
 SYMBOLS = {
     "supported": "&#10003;",
     "contradicted": "&#10005;",
-    "not resolved": "?",
+    "no difference": "=",
+    "inconclusive": "?",
+    "too few seeds": "&middot;",
+    "model too small": "&middot;",
     "not measured": "&ndash;",
 }
 
@@ -160,9 +164,11 @@ def _nav() -> str:
 
 
 def _header(payload: Mapping[str, Any]) -> str:
-    verdicts = [claim["verdict"] for claim in payload["claims"]]
+    words = [_word(claim["verdict"]) for claim in payload["claims"]]
     counts = "".join(
-        f"<li>{badge(word, f'{verdicts.count(word)} {word}')}</li>" for word in SYMBOLS
+        f"<li>{badge(word, f'{words.count(word)} {word}')}</li>"
+        for word in SYMBOLS
+        if word in words
     )
     return f"""<header>
 <p class="kicker">Reproduction &middot; preset {escape(payload["preset"])} &middot;
@@ -179,17 +185,23 @@ our own, and what came of it.</p>
 
 def badge(verdict: str, text: str = "") -> str:
     """Write a verdict as symbol, word and colour."""
-    symbol = SYMBOLS.get(verdict, "?")
+    word = _word(verdict)
     return (
-        f'<span class="badge {verdict.replace(" ", "-") if verdict in SYMBOLS else ""}">'
-        f'<span aria-hidden="true">{symbol}</span> {escape(text or verdict)}</span>'
+        f'<span class="badge {word.replace(" ", "-") if word in SYMBOLS else ""}">'
+        f'<span aria-hidden="true">{SYMBOLS.get(word, "?")}</span> {escape(text or verdict)}</span>'
     )
+
+
+def _word(verdict: str) -> str:
+    """Leave out how large the difference is that there is not."""
+    return verdict.partition(" larger than ")[0]
 
 
 def _claims(claims: Sequence[Mapping[str, Any]]) -> str:
     return f"""<section id="verdicts"><h2>Verdicts</h2>
-<p>The paper's claims, each with the comparisons that decide it. Intervals are 95&nbsp;% intervals;
-their basis stands beside them.
+<p>The paper's claims, each with the verdict of its primary comparison; secondary ones decide
+nothing. Intervals are 95&nbsp;% intervals over seeds; no verdict
+is given on fewer than three seeds.
 <button type="button" id="open-claims" class="js">Open all</button></p>
 <div class="claims">{"".join(_claim(claim) for claim in claims)}</div></section>"""
 
@@ -225,7 +237,7 @@ def _comparison(item: Mapping[str, Any], furthest: float) -> str:
         ("effect", effect),
         ("95 % interval", f"{interval}{_whisker(item, furthest)}"),
         ("basis", escape(item.get("basis") or "")),
-        ("verdict", badge(item["verdict"])),
+        ("verdict", SECONDARY if item["verdict"] == SECONDARY else badge(item["verdict"])),
     )
     return f'<tr><th scope="row">{escape(item["text"])}</th>' + "".join(
         f'<td data-label="{title}">{cell}</td>' for title, cell in cells

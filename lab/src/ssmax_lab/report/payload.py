@@ -27,7 +27,7 @@ from ssmax_lab.analysis.measures import (
     usual_word,
 )
 from ssmax_lab.analysis.rope import first_s
-from ssmax_lab.analysis.statistics import overall
+from ssmax_lab.analysis.statistics import verdict_of
 from ssmax_lab.configurations import MEASURED, labels, look
 from ssmax_lab.configurations import called as in_words
 from ssmax_lab.records import PositionLoss, Sharpness
@@ -179,16 +179,13 @@ def _rounded(count: int) -> str:
 
 
 def claims(findings: Findings) -> list[dict[str, Any]]:
-    """Collect every claim with its comparisons; a control's have no part in the verdict."""
+    """Collect every claim with its comparisons, of which the primary ones decide it."""
     found = []
     for name, text in CLAIMS.items():
         mine = [one for one in findings.comparisons if one.claim == name]
         comparisons = [
-            {
-                key: getattr(one, key)
-                for key in ("effect", "low", "high", "unit", "basis", "verdict")
-            }
-            | {"text": one.text + (" [ours]" if one.is_ours else "")}
+            {key: getattr(one, key) for key in ("effect", "low", "high", "unit", "verdict")}
+            | {"text": one.text + (" [ours]" if one.is_ours else ""), "basis": one.over}
             for one in mine
         ]
         found.append(
@@ -196,7 +193,7 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
                 "id": name,
                 "figure": int(name[1:]),
                 "text": text,
-                "verdict": overall([one.verdict for one in mine if not one.is_ours]),
+                "verdict": verdict_of(name, mine),
                 "comparisons": comparisons,
             }
         )

@@ -130,7 +130,7 @@ def probe(findings: Findings) -> str:
 
 def comparisons(found: Sequence[Comparison]) -> str:
     """Tabulate every comparison that was measured; below, why others were not made."""
-    left_out = [one for one in found if one.verdict == "not measured"]
+    left_out = [one for one in found if one.effect is None]
     table = judged([one for one in found if one not in left_out and one.basis != EXACT])
     if not left_out:
         return table
@@ -140,7 +140,7 @@ def comparisons(found: Sequence[Comparison]) -> str:
 
 def judged(found: Sequence[Comparison]) -> str:
     """Tabulate comparisons with what their intervals are over, and their verdicts."""
-    rows = [[one.claim, said(one), effect(one), one.basis, one.verdict] for one in found]
+    rows = [[one.claim, said(one), effect(one), one.over, one.verdict] for one in found]
     return markdown(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
 
 

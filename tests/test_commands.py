@@ -45,7 +45,7 @@ LEFT_OUT = {
     "pip install": "needs a network; make release-check installs what is released",
     "python library/tests/hf/families.py": "minutes; test_families.py looks at every family",
     "srun": "needs SLURM",
-    "vllm serve": "needs vLLM, which the page says the tests do not run",
+    "vllm serve": "needs vLLM; make test-engines runs its engine on the same folders",
 }
 """How a command begins that is not given, and why. There are no others."""
 

@@ -35,21 +35,21 @@ model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
 Without that flag Transformers refuses the folder. vLLM's Transformers backend
-(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) gets n from positions; our
-tests run a stand-in that does what vLLM documents, not vLLM.""",
+(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) gets n from positions. Our
+tests run it: vLLM 0.32 on a CPU, in float32 and bfloat16.""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER)  # needs no ssmax
 ```
 
-vLLM and SGLang read the same folder, in float32, bfloat16 or float16:
+vLLM and SGLang read the same folder:
 
 ```sh
 vllm serve FOLDER
 ```
 
-Our tests run stand-ins that do what these engines document, not the engines.""",
+Our tests run vLLM 0.32 on a CPU, in float32 and bfloat16. They do not run SGLang.""",
     "gguf": """```python
 from llama_cpp import Llama
 

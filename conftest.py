@@ -1,6 +1,5 @@
 """One device for all tests: the GPU where there is one, else the CPU with Triton's interpreter."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -24,13 +23,9 @@ hypothesis.settings.load_profile("ci")
 
 def pytest_collection_modifyitems(items):
     """Skip what this machine cannot run, with the reason."""
-    missing = {} if HAS_GPU else {"gpu": "needs a CUDA device"}
-    if importlib.util.find_spec("llama_cpp") is None:
-        missing["engines"] = "needs llama.cpp; make test-engines builds it"
     for item in items:
-        for marker, reason in missing.items():
-            if item.get_closest_marker(marker) is not None:
-                item.add_marker(pytest.mark.skip(reason=reason))
+        if not HAS_GPU and item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")

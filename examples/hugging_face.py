@@ -18,29 +18,37 @@ from ssmax_lab.data import ShardSet, load_tokenizer, prepare
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.model import to_llama_weights
 from ssmax_lab.model.hf_causal_lm import load_causal
-from ssmax_lab.model.llama import as_llama
+from ssmax_lab.model.llama import save_as_llama
 from ssmax_lab.study.hf_measurement import hf_tokenizer
 from ssmax_lab.tiny import run_folder
 from ssmax_lab.train import load_run_model, load_run_tokenizer
 
 
 def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:
-    """What comes with the package as `run`, in Transformers' form, with its tokenizer.json."""
+    """What comes with the package as `run`, in Transformers' form, with its tokenizer."""
     model = load_run_model(run_folder(run)).eval()
     model.theta = theta
-    definition = load_run_tokenizer(run_folder(run)).definition
-    assert definition is not None
+    tokenizer = load_run_tokenizer(run_folder(run))
     if model.config.rule == "softmax":
         weights, config = to_llama_weights(model)
         llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
         llama.load_state_dict(weights)
         llama.save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(definition)
+        assert tokenizer.definition is not None
+        (folder / "tokenizer.json").write_text(tokenizer.definition)
         transformers.PreTrainedTokenizerFast(
             tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>"
         ).save_pretrained(folder)
-    else:
-        export(as_llama(model), folder, to="ministral", tokenizer=definition)
+        return folder
+    with tempfile.TemporaryDirectory() as scratch:
+        end = tokenizer.vocabulary.end_of_document
+        save_as_llama(
+            model,
+            Path(scratch, "llama"),
+            tokenizer=tokenizer.definition,
+            end=(end, tokenizer.decode([end])),
+        )
+        export(Path(scratch, "llama"), folder, to="ministral")
     return folder
 
 

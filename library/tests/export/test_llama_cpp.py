@@ -1,6 +1,7 @@
 """llama.cpp itself on what was exported. `make test-engines` builds it, which takes minutes."""
 
 import copy
+import importlib.util
 
 import pytest
 import torch
@@ -9,7 +10,13 @@ from small_llama import byte_bpe, llama
 import ssmax.hf
 from ssmax.export import export
 
-pytestmark = pytest.mark.engines
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llama_cpp") is None,
+        reason="needs llama.cpp; make test-engines builds it",
+    ),
+]
 TOKENIZER = byte_bpe()
 NEW, FLOAT32_CACHE = 200, {"type_k": 0, "type_v": 0}
 SAME_CHOICES = {"float32": 1.0, "bfloat16": 0.97, "q8_0": 0.95}
@@ -38,7 +45,6 @@ def continued(model, prompt):
 
 
 def opened(model, prompt, folder, weights="float32", **cache):
-    # Asked for here: a worker without the engine skips these tests before.
     from llama_cpp import Llama
 
     export(model, folder, to="gguf", weights=weights, prompt=prompt, tokenizer=TOKENIZER.to_str())

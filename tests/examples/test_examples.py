@@ -113,6 +113,7 @@ def test_the_needle_map_is_drawn(tmp_path):
     assert (tmp_path / "needle_map.svg").read_text().count("<svg") == 1
 
 
+@pytest.mark.slow
 def test_models_of_one_name_have_numbers_of_their_own(folders, tmp_path):
     out = run("needle_map.py", folders["softmax"], folders["clamp"], *FEW, home=tmp_path)
     shares = dict.fromkeys(["softmax/model", "clamp/model"], ())
@@ -144,6 +145,7 @@ def test_a_converted_folder_is_loaded_with_its_s(folders, name):
     assert not torch.allclose(loaded, load(folders["softmax"])(tokens).logits, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_position_loss_of_a_converted_folder_is_without_and_with_its_s(folders, tmp_path):
     few = ["--length", "128", "--documents", "4"]
     losses = {
@@ -160,6 +162,7 @@ def test_position_loss_of_a_converted_folder_is_without_and_with_its_s(folders, 
         assert before == unconverted != after
 
 
+@pytest.mark.slow
 def test_the_s_of_a_converted_folder_goes_on_learning(folders, tmp_path):
     options = ["--steps", "2", "--length", "64"]
     out = run("train_only_s.py", folders["s"], *options, home=tmp_path)
@@ -234,6 +237,7 @@ def test_text_ends_where_it_ends(unseen):
         text_rows(encode, "validation", length=1_000_000, count=1)
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_its_figures_are_kept_inline(tmp_path):
     import nbclient
     import nbformat

@@ -230,6 +230,7 @@ def test_what_was_tuned_is_called_by_its_run(home):
     assert list(records(home, "sharpness")) == ["one", "two", "model"]
 
 
+@pytest.mark.slow
 def test_the_table_shows_what_was_asked_for_and_the_page_says_what_else_it_has(home, capsys):
     assert cli.run([*SHARPNESS.split(), "--hf", "base"]) == 0
     assert f"the page: {home}" in capsys.readouterr().out
@@ -260,6 +261,7 @@ def clamped(folder):
     ssmax.hf.convert(model, rule="clamp", train_length=8).save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second", "change"),
     [

@@ -103,6 +103,7 @@ def test_softmax_keeps_the_checkpoint_that_f_begins_with_until_it_has(tiny, tmp_
     assert not switch.exists()
 
 
+@pytest.mark.slow
 def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
     """Where one fills the machine; what runs is asked for whenever something starts."""
     beside = []
@@ -126,6 +127,7 @@ def test_one_pretraining_at_a_time(tiny, tokens, tmp_path, monkeypatch):
         assert kind != "pretrain" or "pretrain" not in [other.job.kind for other in others]
 
 
+@pytest.mark.slow
 def test_records_are_brought_out_after_every_job(tiny, tokens, tmp_path, monkeypatch):
     """A machine may be gone at any moment, and leaves what was done by then."""
     archive, brought = tmp_path / "out" / "p.tar.xz", []
@@ -213,6 +215,7 @@ def test_a_job_that_fails_is_named_and_the_rest_is_done(
     assert done.page is not None
 
 
+@pytest.mark.slow
 def test_it_is_measured_on_all_of_a_text_for_tests(tiny, tokens, tmp_path):
     shutil.copytree(tokens / "validation", tmp_path / "tests" / "train")
     of_tests = {"data": tokens, "test": tmp_path / "tests"}

@@ -52,6 +52,7 @@ def test_a_stop_by_the_clock_has_an_exit_status_of_its_own(tmp_path, monkeypatch
     assert "the 0.02 minutes are used; what was done is kept" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
     tiny, tokens, tmp_path, monkeypatch
 ):
@@ -74,6 +75,7 @@ def test_a_time_in_which_a_job_would_never_start_is_refused(tiny, tmp_path):
         reproduce(study, tmp_path / "s", configurations=["a"], seeds=1, figures=[5], minutes=1)
 
 
+@pytest.mark.slow
 def test_n_held_changes_nothing_within_the_training_length(tiny, tokens, tmp_path):
     """Nor does it train anything; beyond, and under a constant everywhere, the loss is another."""
     configurations = ["a", "b", "c", "constant", "b_held", "c_held"]
@@ -142,6 +144,7 @@ def test_questions_are_known_by_what_they_are_not_by_where(tiny, tokens, tmp_pat
         reproduce(tiny.with_questions("hidden:5"), tmp_path / "s", **asked)
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_what_a_run_may_change(tiny, tokens, tmp_path):
     asked = {"configurations": ["a"], "seeds": 1, "figures": [4], "data": tokens}
     assert reproduce(tiny, tmp_path / "s", **asked).is_whole
@@ -152,6 +155,7 @@ def test_a_study_goes_on_with_what_a_run_may_change(tiny, tokens, tmp_path):
             reproduce(tiny.with_settings(other), tmp_path / "s", **asked)
 
 
+@pytest.mark.slow
 def test_a_study_and_its_text_may_be_moved_together(tiny, tokens, tmp_path):
     shutil.copytree(tokens, tmp_path / "old" / "tokens")
     asked = {"configurations": ["a"], "seeds": 1, "figures": [4]}

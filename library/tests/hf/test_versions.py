@@ -41,6 +41,7 @@ def oldest():
     return folder
 
 
+@pytest.mark.slow
 def test_the_oldest_transformers_passes_the_core_of_these_tests(oldest):
     paths = [str(oldest), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -97,6 +97,7 @@ def test_it_keeps_the_laws(float64):
     assert check_laws(attention) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "every"), [(torch.bfloat16, 1), (torch.float16, 5)])
 def test_a_narrow_dtype_errs_at_most_twice_as_much_as_the_reference(dtype, every):
     for case in named_cases(dtype)[::every]:

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import re
 import socket
 import subprocess
 import sys
@@ -141,70 +140,6 @@ def test_a_reader_that_leaves_stops_nothing():
             raise BrokenPipeError(32, "Broken pipe")
 
     logged(Closed())
-
-
-def test_the_doctor_looks_at_everything(capsys):
-    assert cli.run(["doctor"]) == 0
-    assert "torch" in capsys.readouterr().out
-    assert cli.run(["doctor", "--json"]) == 0
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
-    assert {"python", "torch", "triton", "disk", "ssmax[hf]"} <= set(checks)
-    assert checks["torch"]["state"] == "fine"
-
-
-@pytest.mark.parametrize(
-    ("set_to", "found"),
-    [
-        (None, "c++"),
-        ("", "c++"),
-        ("  ", "c++"),
-        ("g++", "g++"),
-        ("g++ -O2 -I wrapper", "g++"),
-        ("wrapper g++", "g++"),
-        ("wrapper g++ -std=c++17", "g++"),
-        # As "zig c++" may be, of which only the first is a program.
-        ("wrapper cxx", "wrapper"),
-        ("nowhere -O2", None),
-        ("-O2", None),
-    ],
-)
-def test_the_doctor_finds_the_compiler_among_the_words_of_cxx(tmp_path, monkeypatch, set_to, found):
-    from ssmax.cli import doctor
-
-    for name in ("c++", "g++", "wrapper"):
-        (tmp_path / name).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    if set_to is not None:
-        monkeypatch.setenv("CXX", set_to)
-    (check,) = doctor._compiler()
-    assert check.state == ("fine" if found else "missing")
-    assert not found or check.found == str(tmp_path / found)
-
-
-def test_what_installs_an_extra_is_right_for_a_release_and_for_a_checkout(monkeypatch):
-    from ssmax._extras import require
-    from ssmax.cli import doctor
-
-    hint = "pip install 'ssmax[hf]', or `make install` in a checkout"
-    with pytest.raises(ImportError) as raised:
-        require("no_such_package", install="ssmax[hf]", purpose="ssmax convert")
-    assert str(raised.value).endswith(hint)
-    monkeypatch.setattr(doctor, "_is_installed", lambda name: name.startswith("ssmax"))
-    assert hint in {check.advice for check in doctor.examine()}
-
-
-def test_a_part_that_is_broken_does_not_hide_the_others(monkeypatch, capsys):
-    from ssmax.cli import doctor
-
-    def _kernels():
-        raise RuntimeError("no kernel image")
-        yield
-
-    monkeypatch.setattr(doctor, "_kernels", _kernels)
-    assert cli.run(["doctor"]) == 1
-    out = capsys.readouterr().out
-    assert re.search("broken +kernels +RuntimeError: no kernel image", out) and "disk" in out
 
 
 def test_bench_tells_the_cost_of_a_shape(capsys):

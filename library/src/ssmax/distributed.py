@@ -120,7 +120,7 @@ class SequenceShard:
         )
         device = positions.device
         self._rows = [
-            _Row.of(order, starts, slice(first, last), gathered, device)
+            _Row.of(order, starts, slice(first, last), gathered, self.most * self.size, device)
             for order, starts in layouts
         ]
 
@@ -153,7 +153,8 @@ class SequenceShard:
                 enable_gqa=q.shape[1] != k.shape[1], **visible,
             )  # fmt: skip
 
-        return _split_attention(self, attend, q, k, v, left)
+        # torch's stub of `disable` loses the arguments.
+        return _split_attention(self, attend, q, k, v, left)  # pyright: ignore[reportCallIssue]
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         tokens, rows = self.sizes[self.rank], len(self._rows)
@@ -224,6 +225,23 @@ class _AllGather(torch.autograd.Function):
         return ctx.shard._summed(gradients[0]), None
 
 
+class _Take(torch.autograd.Function):
+    """Rows by their index; the gradient comes back by index too, where torch would add it up."""
+
+    @staticmethod
+    def forward(ctx, x, index, back):
+        ctx.save_for_backward(back)
+        return x.index_select(0, index)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (gradient,), (back,) = gradients, ctx.saved_tensors
+        if len(back) > len(gradient):
+            gradient = torch.cat((gradient, torch.zeros_like(gradient[:1])))
+        return gradient.index_select(0, back), None, None
+
+
 def _layout(positions_S: Tensor, documents_S: Tensor | None) -> tuple[Tensor, Tensor]:
     """Order the held tokens by document and position; find where each document starts.
 
@@ -276,8 +294,9 @@ class _Row:
 
     num_keys: Tensor
     """n without a window, (T,)."""
-    gathered: Tensor | None
-    """Where each token of the sequence lies among the gathered, (S,); None: they are in order."""
+    taken: tuple[Tensor, Tensor] | None
+    """Where each token of the sequence lies among the gathered, (S,), and back, padding counted as
+    one past the last; None: they are in order."""
     places: Tensor
     """Of this rank's tokens in the sequence, rising, (T,)."""
     starts: Tensor
@@ -289,17 +308,29 @@ class _Row:
 
     @classmethod
     def of(
-        cls, order: Tensor, starts: Tensor, mine: slice, gathered: Tensor, device: torch.device
+        cls,
+        order: Tensor,
+        starts: Tensor,
+        mine: slice,
+        gathered: Tensor,
+        number_gathered: int,
+        device: torch.device,
     ) -> "_Row":
-        """Make it of a layout, and of which held tokens are this rank's."""
+        """Make it of a layout, of which held tokens are this rank's, and where they are gathered.
+
+        The gathered are more than the held where shares are unequal.
+        """
         place_of = torch.empty_like(order)
         place_of[order] = torch.arange(len(order))
         own = place_of[mine]
         places, by_place = own.sort()
         source = gathered[order]
+        back = torch.full((number_gathered,), len(order))
+        back[source] = torch.arange(len(order))
+        is_ordered = len(order) == number_gathered and bool((source.diff() == 1).all())
         return cls(
             num_keys=(own - starts[own] + 1).to(device),
-            gathered=None if source.diff().eq(1).all() else source.to(device),
+            taken=None if is_ordered else (source.to(device), back.to(device)),
             places=places.to(device),
             starts=starts[places].to(device),
             by_place=None if torch.equal(own, places) else by_place.to(device),
@@ -315,8 +346,8 @@ class _Row:
         left: int,
     ) -> Tensor:
         """Attend from the queries of this row to all of its keys."""
-        if self.gathered is not None:
-            k_SBGD, v_SBGD = (x.index_select(0, self.gathered) for x in (k_SBGD, v_SBGD))
+        if self.taken is not None:
+            k_SBGD, v_SBGD = (_Take.apply(x, *self.taken) for x in (k_SBGD, v_SBGD))
         k, v = k_SBGD.permute(1, 2, 0, 3), v_SBGD.permute(1, 2, 0, 3)
         q = q if self.by_place is None else q.index_select(2, self.by_place)
         parts = [

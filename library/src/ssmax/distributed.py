@@ -38,7 +38,7 @@ def context_parallel_attention(
     *,
     positions: Tensor,
     documents: Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: "dist.ProcessGroup | None" = None,
     bias: Number | None = None,
     window: Window = None,
     scale: float | None = None,
@@ -79,7 +79,7 @@ class SequenceShard:
         positions: Tensor,
         *,
         documents: Tensor | None = None,
-        group: dist.ProcessGroup | None = None,
+        group: "dist.ProcessGroup | None" = None,
     ) -> None:
         check_tensor("positions", positions)
         if positions.dim() not in (1, 2) or positions.is_floating_point() or not positions.numel():

@@ -107,7 +107,7 @@ def split_cases(rank: int, size: int) -> list[SplitCase]:
             torch.randperm(length, generator=torch.Generator().manual_seed(3)).chunk(size)
         ),
     }
-    bounds = torch.tensor([0, 3, 4, length - 5, length], dtype=torch.int32)
+    bounds = torch.tensor([0, 2, 3, length - 3, length], dtype=torch.int32)
     packed, window = {"cu_seqlens": bounds}, {"window": 3}
     situations: dict[str, tuple[str, dict[str, Any]]] = {
         **{name: (name, {}) for name in orders},

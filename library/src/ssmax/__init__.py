@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ssmax._lazy import door
 
 if TYPE_CHECKING:
-    from ssmax import distributed as distributed
     from ssmax import audit as audit
+    from ssmax import distributed as distributed
     from ssmax import export as export
     from ssmax import hf as hf
     from ssmax import nn as nn

@@ -82,7 +82,7 @@ def audit(
         engines = [name for name in engines if python_of(ENGINES[name]) is not None]
     if not isinstance(engines, Mapping):
         options = {"max_length": max_length, "gguf": None if gguf is None else str(gguf)}
-        engines = {name: run for name, run in (_engine(text, options) for text in engines)}
+        engines = dict(_engine(text, options) for text in engines)
     with tempfile.TemporaryDirectory(prefix="ssmax-audit-") as scratch:
         if small:
             folder = write_small(folder, Path(scratch) / "small")

@@ -3,20 +3,27 @@
 # T tokens, K tokens whose log-probabilities are compared
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ssmax.audit.reference import Progress, Reference
 
 Finding = Literal["applied", "dropped", "another n", "not comparable"]
-SHARE = 0.1
-"""Of what the scale changes: a smaller difference is none."""
-SMALLEST = 1e-4
-"""A median change below it is lost in the rounding of float32."""
-TRIED = 8
-"""Positions that differ without a scale that explains it, before nothing is said."""
+ROUNDING, SHARE = 1e-3, 0.01
+"""Allowed differences: of float32 over thousands of keys, and of what the scale changes."""
+VISIBLE = 3 * ROUNDING
+"""A median change below it is lost in the rounding."""
+EXPLAINED = 0.25
+"""Of a difference, at most what is left with the n that explains it; chance leaves nearly all."""
+TRIED, FEW = 8, 0.01
+"""How many positions that differ are tried for an n that explains them. Where none does, and they
+are few, something else rounded otherwise, as a router between two experts."""
+
+
+Miss = Callable[[int | None], float]
+"""How far the query is from what was computed, scaled as one that sees n keys, or not at all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,19 +75,17 @@ def judge(
     begins = reference.scale.begins
     of_scale = change_T[begins:].median().item() if begins < total else 0.0
     sizes = {"difference": error_T.max().item(), "of_scale": of_scale}
-    if of_scale < SMALLEST:
+    if of_scale < VISIBLE:
         why = (
             f"over {total:,} positions the scale, which begins at {begins:,}, changes "
             f"log-probabilities by {of_scale:.1g}, too little to be seen"
         )
         return _incomparable(name, rows, why, **sizes)
     # A position where the scale changes much is sensitive to rounding as well.
-    allowed_T = SHARE * change_T.clamp_min(of_scale)
+    allowed_T = ROUNDING + SHARE * change_T.clamp_min(of_scale)
     differs_T = error_T > allowed_T
     if not differs_T.any():
-        return Verdict(
-            engine=name, version=rows.version, finding="applied", why="", **sizes
-        )
+        return Verdict(engine=name, version=rows.version, finding="applied", why="", **sizes)
     if bool((from_off_T <= allowed_T).all()):
         first = int(differs_T.nonzero()[0])
         return Verdict(
@@ -88,7 +93,7 @@ def judge(
             why=f"all {total:,} positions are those without the scale",
             position=first, declared_n=first + 1, **sizes,
         )  # fmt: skip
-    return _another_n(name, rows, reference, tokens_T, differs_T, allowed_T, sizes)
+    return _another_n(name, rows, reference, tokens_T, error_T, allowed_T, sizes)
 
 
 def _another_n(
@@ -96,38 +101,39 @@ def _another_n(
     rows: Rows,
     reference: Reference,
     tokens_T: Tensor,
-    differs_T: Tensor,
+    error_T: Tensor,
     allowed_T: Tensor,
     sizes: dict[str, float],
 ) -> Verdict:
     """Find the first position that another n, or none, explains."""
+    differs_T = error_T > allowed_T
     share = differs_T.float().mean().item()
     positions = differs_T.nonzero()[:, 0].tolist()
     for position in positions[:TRIED]:
         wanted_K, allowed = rows.logprobs[position], allowed_T[position].item()
         compute = reference.after(tokens_T, position, rows.ids[position])
 
-        def miss(n: int | None, compute=compute, wanted_K=wanted_K) -> float:
-            return _distance(compute(n), wanted_K).item()
+        def miss(n: int | None) -> float:
+            return _distance(compute(n), wanted_K).item()  # noqa: B023 (called in this turn)
 
-        best, distances = _nearest(miss, position + 1, tokens_T.shape[0])
-        if distances[best] > allowed:
+        best, tried = _nearest(miss, position + 1, tokens_T.shape[0])
+        if tried[best] > min(allowed, EXPLAINED * error_T[position].item()):
             continue
         about = f"position {position:,}, n = {position + 1:,}, is computed "
         implied = None
         if best is None:
             about += "without the scale"
         else:
-            near = max(2 * distances[best], 0.1 * allowed)
-            same = sorted(n for n, d in distances.items() if n is not None and d <= near)
-            implied = _around(best, same, distances, near)
-            low, high = implied
+            low, high = implied = _alike(miss, best, tried, max(2 * tried[best], 0.1 * allowed))
             about += f"as n = {low:,}" + (f" to {high:,}" if high > low else "")
         about += f"; {share:.1%} of all positions differ"
         return Verdict(
             engine=name, version=rows.version, finding="another n", why=about,
             position=position, declared_n=position + 1, implied_n=implied, **sizes,
         )  # fmt: skip
+    if share < FEW:
+        why = f"{len(positions)} of {len(differs_T):,} positions differ, which no n explains"
+        return Verdict(engine=name, version=rows.version, finding="applied", why=why, **sizes)
     why = (
         f"{share:.1%} of all positions differ from the reference, the first at {positions[0]:,}, "
         f"by up to {sizes['difference']:.2g}, and no n explains it: something else differs"
@@ -135,15 +141,15 @@ def _another_n(
     return _incomparable(name, rows, why, **sizes)
 
 
-def _nearest(miss, declared: int, length: int) -> tuple[int | None, dict[int | None, float]]:
+def _nearest(miss: Miss, declared: int, length: int) -> tuple[int | None, dict[int | None, float]]:
     """Find the n whose factor comes nearest, or None: no scale; and all that were tried."""
     tried: dict[int | None, float] = {None: miss(None)}
     grid = {declared + shift for shift in range(-3, 4)} | {1, 2, 3, length, 2 * length}
     grid |= {round(2.0 ** (k / 4)) for k in range(4 * (4 * length).bit_length())}
     for n in sorted(n for n in grid if n >= 1):
         tried[n] = miss(n)
-    # Between its neighbours of the grid, halving.
-    for _ in range(length.bit_length() + 2):
+    while True:
+        # Between the nearest and its neighbours, halving.
         known = sorted(n for n in tried if n is not None)
         best = min(known, key=lambda n: tried[n])
         index = known.index(best)
@@ -152,28 +158,33 @@ def _nearest(miss, declared: int, length: int) -> tuple[int | None, dict[int | N
             break
         for n in middles:
             tried[n] = miss(n)
-    nearest = min((n for n in tried if n is not None), key=lambda n: tried[n])
-    # Before the scale begins its factor is 1 as well: no scale is the simpler word for it.
-    return (None if tried[None] <= tried[nearest] else nearest), tried
+    # Before it begins the factor is 1 as well: no scale is the simpler word for it.
+    return (None if tried[None] <= tried[best] else best), tried
 
 
-def _around(
-    best: int, same: list[int], distances: dict[int | None, float], near: float
-) -> tuple[int, int]:
-    """Widen n to those beside it that are as near, with none between that is not."""
-    known = sorted(n for n in distances if n is not None)
-    low = high = known.index(best)
-    while low > 0 and known[low - 1] in same:
+def _alike(miss: Miss, best: int, tried: dict[int | None, float], near: float) -> tuple[int, int]:
+    """Find the first and the last n about the best one that come as near."""
+    known = sorted(n for n in tried if n is not None)
+    index = known.index(best)
+    low = high = index
+    while low > 0 and tried[known[low - 1]] <= near:
         low -= 1
-    while high + 1 < len(known) and known[high + 1] in same:
+    while high + 1 < len(known) and tried[known[high + 1]] <= near:
         high += 1
-    return known[low], known[high]
+    first, last = known[low], known[high]
+    outside = known[low - 1] if low > 0 else 0
+    while first - outside > 1:
+        middle = (first + outside) // 2
+        first, outside = (middle, outside) if miss(middle) <= near else (first, middle)
+    outside = known[high + 1] if high + 1 < len(known) else last + 1
+    while outside - last > 1:
+        middle = (last + outside) // 2
+        last, outside = (middle, outside) if miss(middle) <= near else (last, middle)
+    return first, last
 
 
 def _incomparable(name: str, rows: Rows, why: str, **sizes: float) -> Verdict:
-    return Verdict(
-        engine=name, version=rows.version, finding="not comparable", why=why, **sizes
-    )
+    return Verdict(engine=name, version=rows.version, finding="not comparable", why=why, **sizes)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Qwen, first version, which Transformers has no class for, as the Qwen 2 that computes the same."""
+"""The first Qwen, which Transformers has no class for, as the Qwen 2 that computes the same."""
 
 from pathlib import Path
 from typing import Any

@@ -65,7 +65,7 @@ class Reference:
         def compute(n: int | None) -> Tensor:
             self._n = None if n is None else torch.tensor([n])
             logits = self._forward(tokens_T, position, position + 1, past)
-            past.crop(position)
+            past.crop(-1)
             return logits.log_softmax(-1)[0, ids_K]
 
         return compute

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
@@ -157,12 +155,13 @@ def _beam(text: dict[str, Any]) -> Scale | None:
         config = module.config
         return config.rope_parameters[config.layer_types[module.layer_idx]] is None
 
+    def leave_out(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
+        return arguments, {**options, "attention_scaling": None}
+
     def switch_off(model: Any) -> None:
-        code: Any = sys.modules[type(model).__module__]
-        # A subclass of the model's own code would hide nothing: the function is the module's.
-        code.compute_attention_scaling = lambda position_ids: torch.ones_like(
-            position_ids, dtype=torch.float32
-        )[:, None, :, None]
+        for module in model.modules():
+            if type(module).__name__ == "BeamAttention":
+                module.register_forward_pre_hook(leave_out, with_kwargs=True)
 
     return Scale(
         where="model_type",

@@ -34,9 +34,7 @@ def audit(
     max_length: Annotated[
         int | None, typer.Option(help="The longest text that vLLM is told to expect.")
     ] = None,
-    gguf: Annotated[
-        Path | None, typer.Option(help="The same model as llama.cpp reads it.")
-    ] = None,
+    gguf: Annotated[Path | None, typer.Option(help="The same model as llama.cpp reads it.")] = None,
     json_: Json = False,
 ) -> int:
     """Say which engines apply the scale of queries that a model declares."""

@@ -3,6 +3,7 @@
 Run by an engine's own Python, which has none of this package.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def pieces(tokens: list[int]) -> Iterator[list[int]]:
     total = len(tokens)
     first = max(total - SINGLE, 0)
     bounds = [*range(0, first, CHUNK), *range(first, total + 1)]
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         yield tokens[start:stop]
 
 

@@ -5,6 +5,7 @@ from llama_cpp import Llama, __version__
 
 
 def main() -> None:
+    """Run the job."""
     job = rows.read_job()
     tokens = job["tokens"][:-1]
     engine = Llama(

@@ -11,6 +11,7 @@ from mlx_lm.utils import load_model
 
 
 def main() -> None:
+    """Run the job."""
     job = rows.read_job()
     model = load_model(Path(job["folder"]))[0]
     cache, found = make_prompt_cache(model), []

@@ -7,6 +7,7 @@ import transformers
 
 @torch.no_grad()
 def main() -> None:
+    """Run the job."""
     job = rows.read_job()
     config = transformers.AutoConfig.from_pretrained(
         job["folder"], trust_remote_code=job["is_our_code"]

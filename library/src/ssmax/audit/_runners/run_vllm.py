@@ -12,6 +12,7 @@ from vllm import LLM, SamplingParams, __version__
 
 
 def main() -> None:
+    """Run the job."""
     job = rows.read_job()
     options = {"dtype": "float32", "skip_tokenizer_init": True, "enforce_eager": True}
     if job["max_length"] is not None:

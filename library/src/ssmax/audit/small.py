@@ -61,6 +61,8 @@ def _changes(default: Any, values: dict[str, Any], depth: int) -> dict[str, Any]
         key: size for key, size in {**_SIZES, **_HEADS}.items() if known.get(key) is not None
     }
     changes["head_dim"] = _HEADS["head_dim"]
+    if values.get("num_key_value_heads") == values.get("num_attention_heads"):
+        changes["num_key_value_heads"] = _SIZES["num_attention_heads"]
     for key, value in values.items():
         # The pattern of layers repeats to the end.
         if isinstance(value, list) and len(value) == depth:

@@ -101,6 +101,7 @@ def test_a_model_that_did_not_learn_the_task_says_nothing():
         a={0: softmax, 1: failed, 2: softmax}, b={1: better, 2: better}, constant={1: better}
     )
     comparisons = claim_6(found)
+    assert "(b) retrieves more than (a) with a constant" in comparisons[4].text
     assert comparisons[0].verdict == "too few seeds" and comparisons[0].basis == "1 seed"
     assert "did not learn the task" in next(
         one.basis for one in comparisons if "a constant applied" in one.text

@@ -286,18 +286,20 @@ def _claim_6_unsaturated(findings: Findings) -> list[Result]:
             if run.seed != PILOT_SEED and run in trained and learned_task(trained[run])
         }
     where = "where softmax retrieves neither all nor nothing"
+
+    def retrieves_more(first: str, second: str, at: str = where) -> Pair:
+        text = f"{at}, {called(first)} retrieves more than {called(second)}"
+        return Pair(first, second, text, is_papers=False)
+
     pairs = [
         Pair("b", "a", f"{where}, (b) retrieves more than (a)", "above"),
-        *(
-            Pair("b", other, f"{where}, (b) retrieves more than {called(other)}", is_papers=False)
-            for other in (CONTROL, "constant", "clamp", "b_held")
-        ),
-        Pair("b", "c", f"{where}, (b) retrieves more than (c)", is_papers=False),
-        *(
-            Pair(name, "a", f"{where}, {called(name)} retrieves more than (a)", is_papers=False)
-            for name in ("c", CONTROL, "constant", "clamp")
-        ),
+        retrieves_more("c", "a"),
+        retrieves_more("b", CONTROL),
     ]
+    for name, one in CONFIGURATIONS.items():
+        if name in counted:
+            pairs += [retrieves_more(name, other) for other in one.loses_less_than]
+            pairs += [retrieves_more(other, name) for other in one.loses_more_than]
     length = findings.train_length
     parts = {
         "at the unchanged RoPE base, to T": [(f, n) for f, n in cells if f == 1 and n <= length],
@@ -307,7 +309,7 @@ def _claim_6_unsaturated(findings: Findings) -> list[Result]:
     results = _retrieved(pairs, counted, cells)
     for words, some in parts.items():
         if some:
-            pair = Pair("b", "a", f"{where}, {words}, (b) retrieves more than (a)", is_papers=False)
+            pair = retrieves_more("b", "a", f"{where}, {words}")
             results += _retrieved([pair], counted, some)
     return [*results, *_missed_gate(findings)]
 

@@ -40,14 +40,12 @@ def test_the_paper_preset_is_rehearsed_on_two_ranks_and_resumes_on_one(tokens, t
         said = first.communicate(timeout=120)[0]
     assert "signal" in said and first.returncode == 1, said
     stopped_at = read_metrics(metrics, "step")[-1]["step"]
-    assert 500 <= stopped_at < 2000
+    assert 400 <= stopped_at < 2000
 
     second = rehearse(study, tokens, 1)
     said = second.communicate(timeout=1500)[0]
     assert second.returncode == 0, said
-    for run in ("b-0", "f-0"):
-        steps = [line["step"] for line in read_metrics(study / "runs" / run / METRICS, "step")]
-        assert steps == list(range(1, 2001))
+    assert [line["step"] for line in read_metrics(metrics, "step")] == list(range(1, 2001))
     starts = [
         json.loads(line)
         for line in (metrics.parent / "events.jsonl").read_text().splitlines()
@@ -57,7 +55,7 @@ def test_the_paper_preset_is_rehearsed_on_two_ranks_and_resumes_on_one(tokens, t
     found = read_findings(study)
     for kind in (found.curves, found.position_losses, found.same_theta_losses, found.sharpness,
                  found.trials, found.scores, found.papers_needle):  # fmt: skip
-        assert set(kind) == {"b", "f"}
+        assert set(kind) == {"b"}
     assert (study / "report.html").is_file()
     # It has learned the 10 words of the text.
     curve = found.curves["b"]

@@ -100,6 +100,7 @@ def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train):
         ({"run.context_parallel": 2, "model.train_length": 3}, "two tokens"),
         ({"run.context_parallel": 2, "model.dropout_p": 0.1}, "dropout"),
         ({"run.context_parallel": 2, "data.base": "x"}, "pretraining"),
+        ({"run.context_parallel": 2, "data.needle_length": 16}, "needles"),
     ],
 )
 def test_what_cannot_be_split_is_refused(small, overrides, keyword):

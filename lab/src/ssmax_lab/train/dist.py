@@ -149,12 +149,15 @@ def init_distributed(device: str | None = None) -> Iterator[DistContext]:
 def with_context_parallel(ranks: DistContext, config: TrainConfig) -> DistContext:
     """Group the ranks that hold a sequence together, as run.context_parallel says."""
     number = config.run.context_parallel
-    if number > 1 and (config.data.base or isinstance(config, ConvertedTrainConfig)):
+    if number == 1:
+        return ranks
+    data = config.data
+    if isinstance(config, ConvertedTrainConfig) or data.base or data.needle_length:
         raise UsageError(
-            "run.context_parallel is for pretraining: rows of packed questions and models of "
-            f"Transformers are not split here; leave it at 1, got {number}"
+            "run.context_parallel is for pretraining on windows of text: packed questions, needles "
+            f"among the text and models of Transformers are not split; leave it at 1, got {number}"
         )
-    if number == 1 or ranks.size == 1:
+    if ranks.size == 1:
         # A single process holds whole sequences: the same numbers.
         return ranks
     if ranks.size % number:
@@ -207,6 +210,8 @@ def parallelize(
         # Blocks and norms share one piece of code, of which 8 versions would be kept: first and
         # later blocks, windows, validation and a last batch that is smaller make more.
         torch._dynamo.config.recompile_limit = VERSIONS_KEPT
+        # A step has rows of two lengths at most: a graph for each is faster than one for all.
+        torch._dynamo.config.automatic_dynamic_shapes = False
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
         for block in blocks:
             block.compile()

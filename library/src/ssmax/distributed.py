@@ -29,10 +29,6 @@ MOST_RUNS = 16
 attend through masks."""
 ROWS_PER_MASK = 1024
 
-# torch 2.13 has given both another name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -200,14 +196,17 @@ class SequenceShard:
         if self.size == 1:
             return x_TF
         out = x_TF.new_empty(self.size * x_TF.shape[0], *x_TF.shape[1:])
-        _all_gather(out, x_TF.contiguous(), group=self.group)
+        # torch 2.13 renamed it, and the one below.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(out, x_TF.contiguous(), group=self.group)
         return out
 
     def _summed(self, x_SF: Tensor) -> Tensor:
         if self.size == 1:
             return x_SF
         out = x_SF.new_empty(x_SF.shape[0] // self.size, *x_SF.shape[1:])
-        _reduce_scatter(out, x_SF.contiguous(), group=self.group)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(out, x_SF.contiguous(), group=self.group)
         return out
 
 

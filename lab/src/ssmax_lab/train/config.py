@@ -157,6 +157,8 @@ class RunConfig:
     it computes the others again, the cheapest first."""
     parallel: Parallel = "auto"
     """Over several ranks; auto: ddp."""
+    context_parallel: int = 1
+    """Ranks that hold one sequence together, each a part of its tokens; for pretraining."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = 2
@@ -176,7 +178,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch", "checkpoint_every", "keep_checkpoints"):
             _at_least(f"run.{name}", getattr(self, name), 1)
-        for name in ("validate_every", "scale_every", "metrics_every"):
+        for name in ("validate_every", "scale_every", "metrics_every", "context_parallel"):
             _at_least(f"run.{name}", getattr(self, name), 1)
         _seed("run.seed", self.seed)
         _one_of("run.precision", self.precision, Precision)
@@ -198,6 +200,7 @@ MAY_CHANGE = (
     "run.compile",
     "run.activation_memory_budget",
     "run.parallel",
+    "run.context_parallel",
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.on_nonfinite",

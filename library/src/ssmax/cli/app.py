@@ -18,7 +18,7 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, export, serve and audit them, see what it costs.",
+    help="Scalable-Softmax (SSMax): convert, export, serve and audit models, and measure its cost.",
 )
 for _verb in (convert, export, serve, audit, bench, doctor):
     app.command()(_verb)

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ssmax._engines import ENGINES, parse, python_of
 from ssmax._progress import log_progress
+from ssmax.audit.configs import read_config, text_config
 from ssmax.audit.judging import Rows, Verdict, judge
 from ssmax.audit.reference import Reference
-from ssmax.audit.scales import find_scale, read_config, text_config
+from ssmax.audit.scales import find_scale
 from ssmax.audit.small import write_small
 from ssmax.errors import UsageError
 from ssmax.hf.remote_code import is_our_code
-from ssmax.hf.sources import check_source
 
 _logger = logging.getLogger(__name__)
 _RUNNERS = Path(__file__).with_name("_runners")
@@ -67,7 +67,6 @@ def audit(
     weights in the place of the checkpoint's, with the same scale.
     """
     folder = Path(model)
-    check_source(folder, of_an_adapter="save both as one model first")
     values = read_config(folder)
     scale = find_scale(values)
     length = scale.begins + PAST if tokens is None else tokens

@@ -4,6 +4,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -60,11 +61,12 @@ def judge(
     name: str, rows: Rows, reference: Reference, tokens_T: Tensor, progress: Progress | None = None
 ) -> Verdict:
     """Compare an engine with the reference, position by position."""
+    found = Verdict(engine=name, version=rows.version, finding="not comparable", why="")
     total = tokens_T.shape[0] - 1
     if rows.ids.shape[0] != total:
-        return _incomparable(name, rows, f"it gave {rows.ids.shape[0]} rows of {total}")
+        return replace(found, why=f"it gave {rows.ids.shape[0]} rows of {total}")
     if not bool(rows.logprobs.isfinite().all()):
-        return _incomparable(name, rows, "it computed NaN or infinity")
+        return replace(found, why="it computed NaN or infinity")
     on, off = (
         reference.logprobs(tokens_T, rows.ids, scaled=scaled, progress=progress)
         for scaled in (True, False)
@@ -74,71 +76,63 @@ def judge(
     )
     begins = reference.scale.begins
     of_scale = change_T[begins:].median().item() if begins < total else 0.0
-    sizes = {"difference": error_T.max().item(), "of_scale": of_scale}
+    found = replace(found, difference=error_T.max().item(), of_scale=of_scale)
     if of_scale < VISIBLE:
         why = (
             f"over {total:,} positions the scale, which begins at {begins:,}, changes "
             f"log-probabilities by {of_scale:.1g}, too little to be seen"
         )
-        return _incomparable(name, rows, why, **sizes)
+        return replace(found, why=why)
     # A position where the scale changes much is sensitive to rounding as well.
     allowed_T = ROUNDING + SHARE * change_T.clamp_min(of_scale)
-    differs_T = error_T > allowed_T
-    if not differs_T.any():
-        return Verdict(engine=name, version=rows.version, finding="applied", why="", **sizes)
+    differing = (error_T > allowed_T).nonzero()[:, 0].tolist()
+    if not differing:
+        return replace(found, finding="applied")
     if bool((from_off_T <= allowed_T).all()):
-        first = int(differs_T.nonzero()[0])
-        return Verdict(
-            engine=name, version=rows.version, finding="dropped",
-            why=f"all {total:,} positions are those without the scale",
-            position=first, declared_n=first + 1, **sizes,
-        )  # fmt: skip
-    return _another_n(name, rows, reference, tokens_T, error_T, allowed_T, sizes)
-
-
-def _another_n(
-    name: str,
-    rows: Rows,
-    reference: Reference,
-    tokens_T: Tensor,
-    error_T: Tensor,
-    allowed_T: Tensor,
-    sizes: dict[str, float],
-) -> Verdict:
-    """Find the first position that another n, or none, explains."""
-    differs_T = error_T > allowed_T
-    share = differs_T.float().mean().item()
-    positions = differs_T.nonzero()[:, 0].tolist()
-    for position in positions[:TRIED]:
-        wanted_K, allowed = rows.logprobs[position], allowed_T[position].item()
+        found = replace(found, position=differing[0], declared_n=differing[0] + 1)
+        why = f"all {total:,} positions are those without the scale"
+        return replace(found, finding="dropped", why=why)
+    share = len(differing) / total
+    for position in differing[:TRIED]:
         compute = reference.after(tokens_T, position, rows.ids[position])
-
-        def miss(n: int | None) -> float:
-            return _distance(compute(n), wanted_K).item()  # noqa: B023 (called in this turn)
-
-        best, tried = _nearest(miss, position + 1, tokens_T.shape[0])
-        if tried[best] > min(allowed, EXPLAINED * error_T[position].item()):
-            continue
-        about = f"position {position:,}, n = {position + 1:,}, is computed "
-        implied = None
-        if best is None:
-            about += "without the scale"
-        else:
-            low, high = implied = _alike(miss, best, tried, max(2 * tried[best], 0.1 * allowed))
-            about += f"as n = {low:,}" + (f" to {high:,}" if high > low else "")
-        about += f"; {share:.1%} of all positions differ"
-        return Verdict(
-            engine=name, version=rows.version, finding="another n", why=about,
-            position=position, declared_n=position + 1, implied_n=implied, **sizes,
-        )  # fmt: skip
+        allowed = min(allowed_T[position].item(), EXPLAINED * error_T[position].item())
+        told = _implied(compute, rows.logprobs[position], position, total, allowed)
+        if told is not None:
+            implied, how = told
+            return replace(
+                found, finding="another n", position=position, declared_n=position + 1,
+                implied_n=implied, why=f"{how}; {share:.1%} of all positions differ",
+            )  # fmt: skip
     if share < FEW:
-        why = f"{len(positions)} of {len(differs_T):,} positions differ, which no n explains"
-        return Verdict(engine=name, version=rows.version, finding="applied", why=why, **sizes)
+        why = f"{len(differing)} of {total:,} positions differ, which no n explains"
+        return replace(found, finding="applied", why=why)
     why = (
-        f"{share:.1%} of all positions differ from the reference, the first at {positions[0]:,}, "
-        f"by up to {sizes['difference']:.2g}, and no n explains it: something else differs"
+        f"{share:.1%} of all positions differ from the reference, the first at {differing[0]:,}, "
+        f"by up to {found.difference:.2g}, and no n explains it: something else differs"
     )
-    return _incomparable(name, rows, why, **sizes)
+    return replace(found, why=why)
+
+
+def _implied(
+    compute: Callable[[int | None], Tensor],
+    wanted_K: Tensor,
+    position: int,
+    total: int,
+    allowed: float,
+) -> tuple[tuple[int, int] | None, str] | None:
+    """Find the n, None for no scale, that explains a position, and say it; None: no n does."""
+
+    def miss(n: int | None) -> float:
+        return _distance(compute(n), wanted_K).item()
+
+    best, tried = _nearest(miss, position + 1, total)
+    if tried[best] > allowed:
+        return None
+    said = f"position {position:,}, n = {position + 1:,}, is computed"
+    if best is None:
+        return None, f"{said} without the scale"
+    low, high = _alike(miss, best, tried, max(2 * tried[best], 0.1 * allowed))
+    return (low, high), f"{said} as n = {low:,}" + (f" to {high:,}" if high > low else "")
 
 
 def _nearest(miss: Miss, declared: int, length: int) -> tuple[int | None, dict[int | None, float]]:
@@ -181,10 +175,6 @@ def _alike(miss: Miss, best: int, tried: dict[int | None, float], near: float) -
         middle = (last + outside) // 2
         last, outside = (middle, outside) if miss(middle) <= near else (last, middle)
     return first, last
-
-
-def _incomparable(name: str, rows: Rows, why: str, **sizes: float) -> Verdict:
-    return Verdict(engine=name, version=rows.version, finding="not comparable", why=why, **sizes)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

@@ -1,19 +1,16 @@
 """Read from a config.json what a checkpoint multiplies its queries by."""
 
 import dataclasses
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ssmax.audit.configs import text_config
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import window_of
 from ssmax.hf.written_config import KEY
 from ssmax.ops.scale import clamp_factor, llama4_factor, ministral3_factor
-
-CONFIG = "config.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,25 +28,6 @@ class Scale:
     """True for the attention layers that are scaled."""
     switch_off: Callable[[Any], None] = lambda model: None
     """Makes a model of Transformers leave out the scale that it applies by itself."""
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json."""
-    path = folder / CONFIG
-    if not path.is_file():
-        raise UsageError(f"{folder} is no model: it holds no {CONFIG}")
-    try:
-        values = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not JSON: {error}") from None
-    if not isinstance(values, dict) or "model_type" not in values:
-        raise UsageError(f"{path} describes no model of Transformers: it has no model_type")
-    return values
-
-
-def text_config(values: dict[str, Any]) -> dict[str, Any]:
-    """Find the part of a config that describes the model of text."""
-    return values.get("text_config") or values
 
 
 def find_scale(values: dict[str, Any]) -> Scale:

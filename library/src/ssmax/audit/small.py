@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ssmax._extras import require
-from ssmax.audit.scales import read_config, text_config
+from ssmax.audit.configs import read_config, text_config
 from ssmax.errors import UsageError
 from ssmax.hf.written_config import KEY
 

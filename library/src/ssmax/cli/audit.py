@@ -37,7 +37,13 @@ def audit(
     gguf: Annotated[Path | None, typer.Option(help="The same model as llama.cpp reads it.")] = None,
     json_: Json = False,
 ) -> int:
-    """Say which engines apply the scale of queries that a model declares."""
+    """Check which engines apply a model's attention temperature."""
+    from ssmax._engines import ENGINES, parse
+    from ssmax.audit.configs import read_config
+
+    read_config(model)
+    for text in engine or ():
+        parse(text, tuple(ENGINES))
     import ssmax.audit
 
     found = ssmax.audit.audit(

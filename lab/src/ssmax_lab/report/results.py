@@ -48,7 +48,7 @@ VARIED = {
 """What is looked at when something is varied, by the title of its column."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
-LARGEST_FIRST = ("paper", "gpu", "small", "quick")
+LARGEST_FIRST = ("paper", "gpu", "small", "million", "quick")
 
 
 def read_results(folder: Path) -> dict[str, Findings]:

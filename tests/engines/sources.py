@@ -3,17 +3,21 @@
 import copy
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 from small_llama import SIZES, byte_bpe, llama
+from small_native import native
 from tiny_models import randomise
 from tokenizers import Tokenizer
 
 import ssmax.hf
 from ssmax.export import export
 from ssmax_lab import cli
+from ssmax_lab.model import save_lm
+from ssmax_lab.tiny import run_folder
 
 TOKENIZER = byte_bpe()
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -48,6 +52,8 @@ def drawn(rule, *, kind="Llama", **changes):
             if name.endswith("q_norm.weight"):
                 # QK-norm divides out how large W_q is.
                 parameter.fill_(0.5 if kind == "Gemma3" else 1.5)
+            if name.endswith(("ssmax.beta", "ssmax.gamma")):
+                parameter.copy_(0.5 + torch.rand(parameter.shape))
             if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
                 parameter.normal_(std=0.1)
         if kind == "Gemma3":
@@ -57,8 +63,18 @@ def drawn(rule, *, kind="Llama", **changes):
     return randomise(model)
 
 
+def calm(model):
+    """A model of the laboratory, as sharp as the others."""
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.q_proj.weight.div_(10)
+        model.head.weight.div_(10)
+    return model
+
+
 MODELS = {
-    "native run": None,
+    "trained run": None,
+    "drawn run": lambda: calm(native(num_layers=3, hidden_size=128, vocab_size=768)),
     "Llama": lambda: drawn("ssmax", num_key_value_heads=4),
     "grouped heads": lambda: drawn("ssmax"),
     "bias per head": lambda: drawn("ssmax_bias"),
@@ -70,16 +86,24 @@ MODELS = {
     ),
     "another rule, projections with biases": lambda: drawn("polylog", kind="Qwen2"),
 }  # fmt: skip
+RUNS = ("trained run", "drawn run")
+"""Of the laboratory: the first, a tiny one that comes with it, has heads of 16, which vLLM has no
+attention for on a CPU."""
 
 
 @functools.cache
 def saved(name, home: Path, dtype):
     """The folder of a converted model with its tokenizer, as `ssmax export` takes it."""
     folder = home / f"{list(MODELS).index(name)}-{dtype}"
-    if MODELS[name] is None and dtype == "float32":
-        assert cli.run(["export", "tiny-b", str(folder)]) == 0
+    if name in RUNS and dtype == "float32":
+        run = run_folder("tiny-b")
+        if MODELS[name] is not None:
+            shutil.copytree(run, home / "run", ignore=lambda *_: ["model"])
+            run = home / "run"
+            save_lm(MODELS[name](), run / "model")
+        assert cli.run(["export", str(run), str(folder)]) == 0
         return folder
-    if MODELS[name] is None:
+    if name in RUNS:
         model, files = model_of(name, home), saved(name, home, "float32")
         tokenizer, about = ((files / each).read_text() for each in TOKENIZER_FILES)
     else:
@@ -110,8 +134,10 @@ def written(name, form, home: Path, dtype, weights):
 def prompts(name, home: Path):
     """Three texts as tokens: of the standard library where a tokenizer was trained for that."""
     generator = torch.Generator().manual_seed(1)
-    if MODELS[name] is not None:
-        return [torch.randint(SHARED["vocab_size"], (n,), generator=generator).tolist() for n in LENGTHS]
+    if name not in RUNS:
+        return [
+            torch.randint(SHARED["vocab_size"], (n,), generator=generator).tolist() for n in LENGTHS
+        ]
     text = Path(functools.__file__).read_text()
     tokenizer = Tokenizer.from_file(str(saved(name, home, "float32") / TOKENIZER_FILES[0]))
     tokens = tokenizer.encode(text, add_special_tokens=False).ids

@@ -11,17 +11,22 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
-from sources import LENGTHS, MODELS, NEW, model_of, prompts, written
+from safetensors.torch import load_file, save_file
+from small_llama import llama
+from sources import LENGTHS, MODELS, NEW, TOKENIZER, model_of, prompts, written
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 import ssmax.hf
 from ssmax.errors import UsageError
+from ssmax.export import export
 
 ENGINES = os.environ.get("SSMAX_ENGINES")
 """The folder of their environments."""
@@ -31,6 +36,8 @@ pytestmark = [
 ]
 RECORD = Path(__file__).with_name("record.json")
 RUNNERS = Path(__file__).with_name("runners")
+PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+GUARD = 'if __name__ == "__main__":\n    main()\n'
 CODE = {"trust_remote_code": True}
 
 
@@ -50,15 +57,15 @@ class Engine:
     weights: tuple[str, ...] = ("float32",)
 
 
-FOLDED = ("native run", "Llama", "grouped heads")
-SEVERAL = ("native run", "bias per head", "windows in two of three layers, QK-norm")
+FOLDED = ("trained run", "drawn run", "Llama", "grouped heads")
+SEVERAL = ("drawn run", "bias per head", "windows in two of three layers, QK-norm")
 ALL = (
     Engine(name="vLLM", environment="vllm", runner="vllm_offline", form="ministral",
-           models=FOLDED, dtypes=(None, "float32")),
+           models=FOLDED[1:], dtypes=(None, "float32")),
     Engine(name="vLLM", environment="vllm", runner="vllm_offline", form="hf", models=SEVERAL,
            options=CODE, dtypes=(None, "float32")),
     Engine(name="vLLM with ssmax[vllm]", environment="vllm-plugin", runner="vllm_offline",
-           form="hf", dtypes=("float32",)),
+           form="hf", models=tuple(MODELS)[1:], dtypes=("float32",)),
     Engine(name="vLLM with ssmax[vllm]", environment="vllm-plugin", runner="vllm_offline",
            form="hf", models=SEVERAL),
     Engine(name="Transformers", environment="transformers", runner="transformers_alone",
@@ -67,11 +74,11 @@ ALL = (
            form="hf", options=CODE, stored=("float32", "bfloat16")),
     Engine(name="llama.cpp", environment="llama-cpp", runner="llama_cpp_alone", form="gguf",
            models=FOLDED, weights=("float32", "bfloat16")),
-    # The native run has rows that q8_0 has no blocks for, and is refused when written.
+    # The trained run has rows that q8_0 has no blocks for, and is refused when written.
     Engine(name="llama.cpp", environment="llama-cpp", runner="llama_cpp_alone", form="gguf",
-           models=FOLDED[1:], weights=("q8_0",)),
-    Engine(name="llama.cpp, float32 cache, no flash attention",environment="llama-cpp", runner="llama_cpp_alone",
-           form="gguf", models=FOLDED,
+           models=FOLDED[2:], weights=("q8_0",)),
+    Engine(name="llama.cpp, float32 cache, no flash attention", environment="llama-cpp",
+           runner="llama_cpp_alone", form="gguf", models=FOLDED,
            options={"type_k": 0, "type_v": 0, "flash_attn_type": 0}),
     Engine(name="mlx-lm", environment="mlx", runner="mlx_lm_alone", form="ministral",
            models=FOLDED, stored=("float32", "bfloat16")),
@@ -79,6 +86,8 @@ ALL = (
     Engine(name="torch.export", environment="transformers", runner="torch_alone",
            form="torch-export"),
 )  # fmt: skip
+
+PLUGIN = next(engine for engine in ALL if engine.environment == "vllm-plugin")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,20 +120,25 @@ def home(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")
 
 
-def run(engine, folder, asked, tmp_path):
-    """Start a runner by the engine's python; return what it answers, or its process where it fails."""
-    (tmp_path / "job.json").write_text(json.dumps({"folder": str(folder), "new": NEW, **asked}))
+def started(engine, files, tmp_path, variables=None):
+    """Start an engine's own python, where nothing of this project is but what is installed."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"),
-        "VLLM_CACHE_ROOT": str(tmp_path.parent / "vllm-cache"),
+        "VLLM_CACHE_ROOT": str(tmp_path.parent / "vllm-cache"), **(variables or {}),
     }  # fmt: skip
     python = Path(ENGINES, engine.environment, "bin", "python")
-    command = [python, RUNNERS / f"{engine.runner}.py", tmp_path / "job.json", tmp_path / "found"]
-    done = subprocess.run(
-        [str(each) for each in command], capture_output=True, text=True, env=environment,
+    return subprocess.run(
+        [str(each) for each in (python, *files)], capture_output=True, text=True, env=environment,
         timeout=900,
     )  # fmt: skip
+
+
+def run(engine, folder, asked, tmp_path, variables=None):
+    """Start a runner; return what it answers, or its process where it fails."""
+    (tmp_path / "job.json").write_text(json.dumps({"folder": str(folder), "new": NEW, **asked}))
+    files = [RUNNERS / f"{engine.runner}.py", tmp_path / "job.json", tmp_path / "found"]
+    done = started(engine, files, tmp_path, variables)
     if done.returncode:
         return done
     found = json.loads((tmp_path / "found").read_text())
@@ -233,8 +247,10 @@ def put(cell, found):
 
 
 SERVED = {
-    "ministral": ("native run", []),
-    "ministral, continuous batching": ("native run", ["--continuous-batching"]),
+    "ministral": ("trained run", []),
+    "hf": ("bias per head", ["--trust-remote-code"]),
+    "hf, continuous batching": ("bias per head", ["--trust-remote-code", "--continuous-batching"]),
+    "ministral, continuous batching": ("trained run", ["--continuous-batching"]),
 }
 SERVER = Engine(
     name="transformers serve", environment="transformers", runner="transformers_serve", form=""
@@ -251,9 +267,8 @@ def test_transformers_serve_answers_as_we_do(case, home, tmp_path):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     text, wanted = Path(functools.__file__).read_text(), []
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    asked = [
-        tokenizer.decode(ids[start : start + n]) for n, start in zip(LENGTHS, (0, 5000, 6000))
-    ]
+    starts = zip(LENGTHS, (0, 5000, 6000), strict=True)
+    asked = [tokenizer.decode(ids[start : start + n]) for n, start in starts]
     model = model_of(name, home)
     for prompt in asked:
         tokens = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False).ids])
@@ -271,12 +286,67 @@ def test_transformers_serve_answers_as_we_do(case, home, tmp_path):
     assert found["texts"] == wanted and all(len(set(each)) > 10 for each in wanted)
 
 
+def test_two_ranks_of_vllm_hold_half_of_the_heads_each(home, tmp_path):
+    """And compute what one does."""
+    name = "windows in two of three layers, QK-norm"
+    folder = written(name, "hf", home, "float32", "float32")
+    asked = {"prompts": prompts(name, home), "options": {"dtype": "float32"}}
+    one = run(PLUGIN, folder, asked, tmp_path)
+    asked["options"]["tensor_parallel_size"] = 2
+    # So that the question of what a rank holds reaches its process.
+    variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    two = run(PLUGIN, folder, asked, tmp_path, variables)
+    assert isinstance(one, dict) and isinstance(two, dict), two
+    ((whole,), (first, second)) = one["heads"], two["heads"]
+    assert whole.keys() == first.keys() and len(whole) == 6
+    assert all(first[key] + second[key] == whole[key] for key in whole)
+    difference = max(
+        abs(x - y)
+        for ours, theirs in zip(one["read"], two["read"], strict=True)
+        for x, y in zip(ours, theirs, strict=True)
+    )
+    put("vLLM with ssmax[vllm]-hf-two ranks", {
+        "engine": "vLLM with ssmax[vllm]", "version": two["version"], "form": "hf", "model": name,
+        "dtype": "float32", "date": today(), "ranks": 2, "difference": difference,
+    })  # fmt: skip
+    assert one["new"] == two["new"] and difference < 1e-4
+
+
+@pytest.mark.parametrize("part", ["s", "bias"])
+def test_vllm_refuses_a_checkpoint_that_lacks_one_s_or_b(part, home, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(written("bias per head", "hf", home, "float32", "float32"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = f"model.layers.1.self_attn.ssmax.{part}"
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    done = run(PLUGIN, folder, {"prompts": [[1, 2]], "options": {}}, tmp_path)
+    assert not isinstance(done, dict) and f"lacks {name}" in done.stderr, done
+
+
+def test_the_page_of_the_plugin_does_as_it_says(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    # vLLM starts a process of its own, which imports what started it.
+    (tmp_path / "page.py").write_text("def main():\n" + textwrap.indent(block[0], "    ") + GUARD)
+    found = started(PLUGIN, [tmp_path / "page.py"], tmp_path)
+    assert found.returncode == 0 and found.stdout.endswith(block[1]), found.stdout + found.stderr
+
+
+def test_llama_cpp_cuts_text_into_our_tokens(tmp_path):
+    text = "def f(x):\n\treturn x + 12345  # it's naïve — 世界 <|endoftext|>"
+    engine = next(engine for engine in ALL if engine.form == "gguf")
+    model = llama(vocab_size=TOKENIZER.get_vocab_size())
+    folder = export(model, tmp_path / "out", to="gguf", tokenizer=TOKENIZER.to_str()).folder
+    reader = dataclasses.replace(engine, runner="llama_cpp_text")
+    found = run(reader, folder, {"text": text}, tmp_path)
+    assert isinstance(found, dict), found
+    assert found["tokens"] == TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert found["text"] == text
+
+
 REFUSED = {
     "vLLM": ("vllm", "vllm_offline", "hf", {}, "trust_remote_code|SSMaxLlama"),
     "Transformers": ("transformers", "transformers_alone", "hf", {}, "trust_remote_code"),
-    "transformers serve": (
-        "transformers", "transformers_serve", "hf", ["--trust-remote-code"], "has no attribute"
-    ),
     "mlx-lm": ("mlx", "mlx_lm_alone", "hf", {}, "not supported"),
 }  # fmt: skip
 
@@ -285,12 +355,12 @@ REFUSED = {
 def test_an_engine_refuses_what_it_would_run_as_softmax(case, home, tmp_path):
     environment, runner, form, options, words = REFUSED[case]
     engine = Engine(name=case, environment=environment, runner=runner, form=form)
-    folder = written("native run", form, home, "float32", "float32")
-    asked = {"prompts": prompts("native run", home), "options": options}
+    folder = written("trained run", form, home, "float32", "float32")
+    asked = {"prompts": prompts("trained run", home), "options": options}
     done = run(engine, folder, asked, tmp_path)
     assert not isinstance(done, dict) and re.search(words, done.stderr), done
     put(f"{case}-{form}-refused", {
-        "engine": case, "form": form, "model": "native run", "date": today(), "refused": True,
+        "engine": case, "form": form, "model": "trained run", "date": today(), "refused": True,
     })  # fmt: skip
 
 

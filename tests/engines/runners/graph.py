@@ -41,4 +41,3 @@ def run(call, empty, job):
     logprobs, past = step(padded, mask, empty(len(padded)))
     new, of_new = continued(logprobs, mask, past)
     return {"read": read, "new": new, "new_logprobs": of_new, "again": again}
-

@@ -12,6 +12,12 @@ os.environ["VLLM_NO_USAGE_STATS"] = "1"
 from vllm import LLM, SamplingParams, __version__
 
 
+def learned(model):
+    """What a rank holds of every s and b."""
+    parameters = model.named_parameters()
+    return {name: value.tolist() for name, value in parameters if ".ssmax." in name}
+
+
 def main() -> None:
     job = protocol.job()
     engine = LLM(model=job["folder"], **job["options"])
@@ -32,7 +38,10 @@ def main() -> None:
         dtype=str(config.model_config.dtype).removeprefix("torch."),
         ran_as=engine.apply_model(lambda model: type(model).__name__)[0],
         read=[
-            [each[token].logprob for each, token in zip(one.prompt_logprobs[1:], prompt[1:], strict=True)]
+            [
+                each[token].logprob
+                for each, token in zip(one.prompt_logprobs[1:], prompt[1:], strict=True)
+            ]
             for one, prompt in zip(read, job["prompts"], strict=True)
         ],
         new=[list(one.outputs[0].token_ids) for one in read],
@@ -40,6 +49,7 @@ def main() -> None:
             [each[token].logprob for each, token in zip(out.logprobs, out.token_ids, strict=True)]
             for out in (one.outputs[0] for one in read)
         ],
+        heads=engine.apply_model(learned),
         again=[list(one.outputs[0].token_ids) for one in again],
     )
 

@@ -172,8 +172,10 @@ def _promise(path: Path, checked: int) -> None:
     values = json.loads(path.read_text())
     rope = values.get("rope_parameters") or {}
     # Other types compute their angles from that number.
-    if rope.get("rope_type") == "default" and values.get("max_position_embeddings", checked) < checked:
-        path.write_text(json.dumps({**values, "max_position_embeddings": checked}, indent=2) + "\n")
+    is_free = rope.get("rope_type") == "default"
+    if is_free and values.get("max_position_embeddings", checked) < checked:
+        values["max_position_embeddings"] = checked
+        path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _open_converted(folder: Path) -> sessions.Session:

@@ -153,9 +153,7 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
     for name in record.layers:
         _check_readable(name, known[name])
     # All of them before the first is attached: an error leaves the model as it was.
-    scales = {
-        name: scale_for(record, _num_heads(name, known[name])) for name in record.layers
-    }
+    scales = {name: scale_for(record, _num_heads(name, known[name])) for name in record.layers}
     install()
     for name, scale in scales.items():
         module = known[name]

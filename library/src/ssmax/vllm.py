@@ -147,15 +147,19 @@ class ScaledRotary(nn.Module):
         self, positions: Tensor, query: Tensor, key: Tensor | None = None, *rest: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Rotate both and scale the query (T, H * D) by n of positions (T,)."""
+        query, key = self.rotary(positions, query, key, *rest)
+        return self.scaled(positions, query), key
+
+    def scaled(self, positions: Tensor, query: Tensor) -> Tensor:
+        """Multiply queries (T, H * D) by the factors of positions (T,), and round once."""
         if positions.dim() != 1:
             raise UsageError(
                 f"n is known from one position a token, got positions {tuple(positions.shape)}"
             )
-        query, key = self.rotary(positions, query, key, *rest)
         n_T = positions + 1
         if self.window is not None:
             n_T = n_T.clamp_max(self.window)
         factor_HT = self._scale[0](n_T)
         query_THD = query.reshape(query.shape[0], factor_HT.shape[0], -1)
-        scaled = query_THD * factor_HT.t().unsqueeze(-1)
-        return scaled.to(query.dtype).view(query.shape), key
+        scaled_THD = query_THD * factor_HT.t().unsqueeze(-1)
+        return scaled_THD.to(query.dtype).view(query.shape)

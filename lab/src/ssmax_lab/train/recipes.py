@@ -178,7 +178,7 @@ def finetuning_of(
         data=DataConfig(seed=base.data.seed, tokenizer=base.data.tokenizer),
         optim=OptimConfig(lr=3e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
         schedule=ScheduleConfig(kind="cosine"),
-        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
+        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128, context_parallel=1),
     )
     epoch = steps_per_epoch(config.with_overrides(overrides).run.batch_size)
     return config.with_overrides(

@@ -317,8 +317,8 @@ def _check_transformers() -> None:
     interface = getattr(transformers, "AttentionInterface", None)
     if version < OLDEST or not hasattr(interface, "get_interface"):
         raise UsageError(
-            f"Transformers {transformers.__version__} has no single place where attention is "
-            f"asked for; ssmax.hf works with {'.'.join(map(str, OLDEST))} and later, tested to "
+            f"Transformers {transformers.__version__} has no attention interface for "
+            f"all models; ssmax.hf needs {'.'.join(map(str, OLDEST))} or later, tested to "
             f"{'.'.join(map(str, NEWEST))}"
         )
 

@@ -31,8 +31,8 @@ def plan_words(config: TrainConfig, name: str) -> str:
             f"each sequence on {ranks} GPU{'s' * (ranks > 1)}: {model.train_length // ranks:,} "
             f"tokens of a sequence on each"
             + (f", {gathered:,.0f} MiB of gathered keys and values a layer" if ranks > 1 else ""),
-            f"about {hours:,.1f} {GPU}-hours, {hours / ranks:,.1f} hours on {ranks}, estimated from "
-            "the measured speed of one",
+            f"about {hours:,.1f} {GPU}-hours, {hours / ranks:,.1f} hours on {ranks}, by the speed "
+            "measured on one",
             f"about {hours * DOLLARS_AN_HOUR:,.0f} dollars at {DOLLARS_AN_HOUR:g} dollars an hour",
         )
     )

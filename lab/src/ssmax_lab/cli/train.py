@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
 OnNonfinite = Annotated[
-    str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
+    str | None, typer.Option(help="stop or skip when a loss or gradient is not finite.")
 ]
 
 
 def pretrain(
     preset: Annotated[
-        str | None, typer.Option(help="quick, small, gpu or paper; by default quick.")
+        str | None, typer.Option(help="quick, million, small, gpu or paper; by default quick.")
     ] = None,
     config: Annotated[
         str | None,
@@ -41,7 +41,9 @@ def pretrain(
             help="Folder that ssmax-lab data prepare wrote; by default the preset's text."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the run; by default PRESET-CONFIG.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; by default PRESET-CONFIG.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     file: File = None,
     set_: Sets = None,
@@ -49,9 +51,9 @@ def pretrain(
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Train a model of the paper's kind from scratch.
+    """Train the paper's model, or a smaller one, from scratch.
 
-    The quick preset's text is that which every Python carries.
+    The quick preset trains on Python's standard library.
     """
     from ssmax._device import check_device
     from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
@@ -97,10 +99,10 @@ def finetune(
     ],
     hf: Annotated[
         bool,
-        typer.Option("--hf", help="RUN is a folder that ssmax convert wrote, or an adapter's."),
+        typer.Option("--hf", help="RUN is a converted Hugging Face model, or an adapter."),
     ] = False,
     adapter_base: Annotated[
-        str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
+        str | None, typer.Option("--base", help="With --hf: base model of the adapter.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -109,21 +111,21 @@ def finetune(
         ),
     ] = None,
     only_ssmax: Annotated[
-        bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
+        bool, typer.Option("--only-ssmax", help="With --hf: train s and b alone.")
     ] = False,
     questions: Annotated[
         str | None,
         typer.Option(
-            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
-            "several joined by +. With --hf this or --data is needed: one file, or invented. "
-            "By default hidden for quick runs, else invented."
+            help="A SQuAD file, invented, or hidden (a number in the run's own text); "
+            "several joined by +. With --hf one file or invented, unless --data is "
+            "given. By default hidden for quick runs, else invented."
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
+        str | None, typer.Option(help="Replace the scaling rule first: e, or a rule's name.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run; by default RUN-qa, with --hf RUN-tuned.")
+        str | None, typer.Option(help="Name of the run; by default RUN-qa, with --hf RUN-tuned.")
     ] = None,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of all runs; by default RUN's, with --hf runs.")
@@ -134,7 +136,7 @@ def finetune(
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Teach a run's model to answer questions, as in table 3.
+    """Fine-tune a run on questions, as in table 3.
 
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
@@ -199,14 +201,15 @@ def generate(
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Number of new tokens, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest that have this mass together.")
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens up to this probability mass."),
     ] = None,
     theta: Theta = None,
-    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
 ) -> None:
     """Continue prompts with a run's model."""

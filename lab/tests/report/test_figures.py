@@ -10,7 +10,14 @@ from ssmax_lab.analysis.figure_inputs import figure3_input, softmax_output_of_la
 from ssmax_lab.analysis.fits import fit_shapes
 from ssmax_lab.analysis.measures import by_octave
 from ssmax_lab.configurations import labels
-from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
+from ssmax_lab.records import (
+    NeedleScore,
+    NeedleTrial,
+    PositionLoss,
+    Provenance,
+    RetrievalGrid,
+    Sharpness,
+)
 from ssmax_lab.report import figures
 from ssmax_lab.report.explorer import explorer
 from ssmax_lab.report.style import as_svg, dark, dark_rules, save
@@ -227,6 +234,25 @@ def test_retrieval_is_told_beyond_the_training_length():
     figure = figures.retrieval({"a": {0: GRID}, "b": {0: GRID[:4]}}, train_length=128)
     assert points(figure, "a").tolist() == [[100, 1.0], [500, 0.0]]
     assert "softmax finds 0 %" in figure.title
+
+
+def grid(*accuracy):
+    return RetrievalGrid(
+        run="r", taught_length=64, base_factors=[1.0, 4.0], lengths=[64, 128, 256], count=9,
+        accuracy=[list(accuracy), [1.0, 0.5, 0.5]], provenance=HERE,
+        weights=[[[[0.2, 0.7], [0.1, 0.0]]] * 3, [[[0.1]]] * 3],
+    )  # fmt: skip
+
+
+def test_retrieval_taught_in_short_documents_opens_where_it_is_undecided():
+    found = {"a": {0: grid(1.0, 0.1, 0.0)}, "b": {0: grid(1.0, 0.9, 0.8), 1: grid(1.0, 0.7, 0.8)}}
+    figure = figures.retrieval_grid(found, train_length=128)
+    measure = next(one for one in figure.spec()["params"] if one["name"] == "measure")
+    assert measure["value"] == "RoPE base x 4"  # (a) finds half there, and 5 % at the other
+    at_one = points(figure, "b", measure="RoPE base x 1")
+    assert at_one.tolist() == [[64, 1.0], [128, 0.8], [256, 0.8]]
+    assert points(figure, "b", panel=1, measure="RoPE base x 1")[:, 1].tolist() == [0.7] * 3
+    assert "taught to 64 tokens" in figure.title and "SSMax 50 % (2 seeds)" in figure.title
 
 
 def test_the_logarithm_is_told_from_its_rivals():

@@ -35,7 +35,7 @@ from ssmax_lab.analysis.measures import (
 )
 from ssmax_lab.analysis.rope import first_s
 from ssmax_lab.configurations import CONTROL, MEASURED, called, labels, look
-from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness
+from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, RetrievalGrid, Sharpness
 from ssmax_lab.report.charts import (
     Mark,
     Row,
@@ -396,6 +396,72 @@ def retrieval(found: ByReplica[list[NeedleTrial]], *, train_length: int) -> Figu
         right=right_of(series),
         tables=[wide_table(rows, _counted(series, found), "context")],
     )
+
+
+def retrieval_grid(found: ByReplica[RetrievalGrid], *, train_length: int) -> Figure:
+    """Draw retrieval of numbers that were taught in short documents: accuracy, and the best head.
+
+    It opens at the RoPE base at which (a) is farthest from finding all and from finding nothing.
+    """
+    grids = next(iter(found.values()))
+    taught = next(iter(grids.values())).taught_length
+    base_runs = list(found.get("a", grids).values())
+    factors = base_runs[0].base_factors
+    means = [np.mean([grid.accuracy[i][1:] for grid in base_runs]) for i in range(len(factors))]
+    order = sorted(range(len(factors)), key=lambda i: abs(means[i] - 0.5))
+    accuracies: list[Row] = []
+    weights: list[Row] = []
+    first: dict[str, list[float]] = {}
+    for name, by_replica in found.items():
+        for i in order:
+            runs = [one for one in by_replica.values() if factors[i] in one.base_factors]
+            measure = f"RoPE base x {factors[i]:g}"
+            at = [one.base_factors.index(factors[i]) for one in runs]
+            shares = [one.accuracy[k] for one, k in zip(runs, at, strict=True)]
+            tops = [
+                [float(np.max(heads)) for heads in one.weights[k]]
+                for one, k in zip(runs, at, strict=True)
+            ]
+            if runs:
+                lengths = runs[0].lengths
+                accuracies += over_runs(name, "context", lengths, shares, measure=measure)
+                weights += over_runs(name, "context", lengths, tops, measure=measure)
+            if i == order[0]:
+                first[name] = [float(np.mean(share[1:])) for share in shares]
+    series = series_of(list(found), FIRST_SHOWN)
+    measures = [f"RoPE base x {factors[i]:g}" for i in order]
+    marks = [Mark(x=taught, text="taught to"), Mark(x=train_length, text="training length")]
+    panels = [
+        curves(
+            rows, series, x="context", y="", title=title, log_x=True, domain=(0, 1), marks=marks,
+            measures=measures, dots=True, form=".2f",
+        )
+        for rows, title in (
+            (accuracies, "Needle retrieval accuracy"),
+            (weights, "Weight of the best head on the number"),
+        )
+    ]  # fmt: skip
+    told = ", ".join(
+        f"{words} {percent(float(np.mean(first[name])))} ({len(first[name])} seeds)"
+        for name, words in (("a", "softmax finds"), ("b", "SSMax"), (CONTROL, "a learned "
+                            "temperature"))
+        if first.get(name)
+    )  # fmt: skip
+    return Figure(
+        title=f"Numbers taught to {taught:,} tokens and asked for beyond, {measures[0]}: {told}",
+        panels=panels,
+        width=400,
+        right=right_of(series),
+        tables=[
+            wide_table(
+                [row for row in rows if row["measure"] == measure],
+                _counted(series, found), "context", caption=f"{what}, {measure}",
+            )
+            for rows, what in ((accuracies, "accuracy"), (weights, "weight of the best head"))
+            for measure in measures
+        ],
+        note="Dots are means over seeds, bands reach from the lowest to the highest seed.",
+    )  # fmt: skip
 
 
 def _accuracy(trials: Sequence[NeedleTrial], length: int) -> float:

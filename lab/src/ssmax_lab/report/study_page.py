@@ -107,6 +107,9 @@ def study_figures(findings: Findings) -> dict[str, Figure]:
         "_retrieval": lambda: (
             drawn.retrieval(findings.trials, train_length=length) if findings.trials else None
         ),
+        "_grid": lambda: (
+            drawn.retrieval_grid(findings.grids, train_length=length) if findings.grids else None
+        ),
         "_heads": lambda: drawn.sharpness_by_head(findings.sharpness, train_length=length),
         "_s": lambda: drawn.scales(findings.scales, train_length=length),
     }
@@ -154,7 +157,7 @@ def study_page(
         sections=SECTIONS,
         kicker=f"Reproduction · preset {preset} · training length {findings.train_length:,}",
         note=note(findings),
-        first=named("1_in_heads", "_retrieval"),
+        first=named("1_in_heads", "_grid", "_retrieval"),
         recorded=recorded() if preset.partition(":")[0] == "quick" else None,
         counts={word: words.count(word) for word in dict.fromkeys(words)},
         claims=told,

@@ -357,7 +357,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
+        raise UsageError(f"{path} must hold sections of settings, as [optim], got {values!r:.40}")
     values.pop("provenance", None)
     return flat(values)
 
@@ -369,7 +369,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             if key not in rooms:
-                raise UsageError(f"unknown room {key!r}{nearest(key, rooms)}")
+                raise UsageError(f"unknown section {key!r}{nearest(key, rooms)}")
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value

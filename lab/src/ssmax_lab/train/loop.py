@@ -193,7 +193,7 @@ def train(
             return _all_phases(setup, state, found)
         except OSError as error:
             raise MachineError(
-                f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
+                f"{folder} cannot be written: {error}; what was saved is intact, fix that and "
                 "resume with --resume"
             ) from error
         finally:

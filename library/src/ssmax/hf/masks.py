@@ -105,8 +105,8 @@ def count_keys(
     queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and kind in ("eager", "flex"):
         raise UsageError(
-            f"{kind} attention adds its mask to the logits, so that booleans hide nothing, and was "
-            f"given a mask of them, {tuple(mask.shape)}; give 0 where a key is seen and "
+            f"{kind} attention adds its mask to the logits, where a boolean would hide nothing, "
+            f"got a boolean mask {tuple(mask.shape)}; give 0 where a key is seen and "
             "torch.finfo(model.dtype).min where it is hidden, or use sdpa"
         )
     if isinstance(mask, Tensor) and mask.dim() == 4:

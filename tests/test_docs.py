@@ -88,7 +88,7 @@ def test_no_page_asks_another_server_for_anything(site):
 def test_the_explorer_is_on_the_first_page(site):
     pages, _ = site
     assert "explorer.html" in pages["index.html"].loads
-    assert "explorer-plot" in pages["explorer.html"].names
+    assert "figure-explorer" in pages["explorer.html"].names
 
 
 @pytest.mark.parametrize("name", pictures.CASES)

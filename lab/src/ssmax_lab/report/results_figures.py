@@ -203,8 +203,8 @@ NAMED = ("b", "b_held", "mean_log", "polylog", CONTROL, "constant", "c")
 
 
 def _spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    ranks = [np.argsort(np.argsort(values)) for values in (x, y)]
-    return float(np.corrcoef(ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(values)).astype(float) for values in (x, y))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def learned_factor(findings: Findings) -> Figure:

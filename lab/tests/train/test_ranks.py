@@ -16,6 +16,7 @@ from ssmax_lab.records import read_metrics
 from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.dist import DistContext, single_process, with_context_parallel
+from ssmax_lab.train.recipes import long
 
 WORKER = Path(__file__).parent / "worker.py"
 
@@ -71,8 +72,15 @@ def test_two_ranks_are_one(small, tmp_path, train, parallel):
 def test_ranks_that_share_sequences_are_one(
     small, tmp_path, train, number, context, parallel, letter
 ):
-    """Their n is that of whole sequences, in layers with windows too; losses differ by rounding."""
-    config = small(letter, run__steps=6, model__window=5, model__full_every=2)
+    """Their n is that of whole sequences, in layers with windows too; losses differ by rounding.
+
+    The preset for 131,072 tokens, at a small scale.
+    """
+    config = small(
+        letter, recipe=long, run__steps=6, model__window=5, model__full_every=2,
+        model__vocab_size=768, schedule__decay_steps=2, run__precision="float32",
+        run__compile=False,
+    )  # fmt: skip
     split = config.with_overrides({"run.parallel": parallel, "run.context_parallel": context})
     train(1, tmp_path / "one", config)
     train(number, tmp_path / "split", split)

@@ -27,7 +27,8 @@ OnNonfinite = Annotated[
 
 def pretrain(
     preset: Annotated[
-        str | None, typer.Option(help="quick, million, small, gpu or paper; by default quick.")
+        str | None,
+        typer.Option(help="quick, million, small, gpu, paper or long; by default quick."),
     ] = None,
     config: Annotated[
         str | None,
@@ -50,6 +51,9 @@ def pretrain(
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print size, hours and price of the run only.")
+    ] = False,
 ) -> int:
     """Train the paper's model, or a smaller one, from scratch.
 
@@ -77,8 +81,13 @@ def pretrain(
         settings = resumed_config(folder, began | overrides)
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
-        if not settings.data.folder:
-            settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
+    if dry_run:
+        from ssmax_lab.train.plan import plan_words
+
+        print(plan_words(settings, folder.name))
+        return 0
+    if not resume and not settings.data.folder:
+        settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
     check_text(settings)
     check_gpu(settings.run.recipe, device)
     from ssmax_lab.train import init_distributed, pretrain

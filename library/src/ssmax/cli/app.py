@@ -9,6 +9,7 @@ from ssmax.cli.bench import bench
 from ssmax.cli.convert import convert
 from ssmax.cli.doctor import doctor
 from ssmax.cli.export import export
+from ssmax.cli.extend import extend
 from ssmax.cli.options import show_version
 
 app: typer.Typer = typer.Typer(
@@ -16,9 +17,9 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, export them, and see what it costs.",
+    help="Scalable-Softmax: convert models, extend their contexts, export them, and see what it costs.",
 )
-for _verb in (convert, export, bench, doctor):
+for _verb in (convert, extend, export, bench, doctor):
     app.command()(_verb)
 
 Version = Annotated[

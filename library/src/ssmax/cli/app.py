@@ -17,7 +17,7 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, extend their contexts, export them, and see what it costs.",
+    help="Scalable-Softmax: convert models, extend them, export them, and see what it costs.",
 )
 for _verb in (convert, extend, export, bench, doctor):
     app.command()(_verb)

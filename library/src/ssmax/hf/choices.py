@@ -1,7 +1,6 @@
 """The options of a conversion, checked without torch."""
 
 import math
-from numbers import Real
 from typing import Literal, get_args
 
 from ssmax.errors import UsageError
@@ -60,8 +59,9 @@ def check_extension(
         check_length(train_length, "train_length")
     if positions not in POSITIONS:
         raise UsageError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
-    is_number = isinstance(sharpen, Real) and not isinstance(sharpen, bool)
-    if not (is_number and 0 < sharpen < math.inf) and sharpen not in SHARPENS:
+    is_number = isinstance(sharpen, int | float) and not isinstance(sharpen, bool)
+    is_scale = is_number and 0 < float(sharpen) < math.inf
+    if not is_scale and sharpen not in SHARPENS:
         raise UsageError(
             f"sharpen must be one of {', '.join(SHARPENS)} or a positive number, got {sharpen!r}"
         )

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -91,12 +91,13 @@ def extend(
 ) -> Extension:
     """Extend a model to contexts of `to` tokens, in place, with nothing trained.
 
-    `positions` raises the RoPE base until its limit is `to` ("base"), takes YaRN's frequencies
-    ("yarn"), or leaves the rotation alone ("none"); "auto" is "base" as far as the rotation does
-    not carry to `to` already. `sharpen` multiplies the queries of full attention layers by a
-    number, by max(1, log n / log train_length) ("clamp"), by YaRN's temperature ("yarn") or by
-    nothing ("none"). Layers with windows stay as they are. A model that has an s keeps it alone.
-    `train_length` is by default the config's max_position_embeddings. `ssmax.hf.revert` undoes it.
+    `positions`: "base" raises the RoPE base until its limit is `to`, "yarn" takes YaRN's
+    frequencies, "none" leaves the rotation alone; "auto" is "base" where the rotation does not
+    carry to `to` already. `sharpen` is what multiplies the queries of full attention layers:
+    "yarn", YaRN's temperature (0.1 log(to / train_length) + 1)^2, a number, "clamp",
+    max(1, log n / log train_length), or "none"; "auto" is "yarn", for a model with an s of its own
+    "none". Layers with windows stay as they are. `train_length` is by default the config's
+    max_position_embeddings. `ssmax.hf.revert` undoes it.
     """
     check_extension(to, positions, sharpen, train_length)
     check_model(model)
@@ -105,7 +106,7 @@ def extend(
         raise UsageError("this model was extended already; ssmax.hf.revert undoes it")
     has_s = Conversion.of(inner) is not None
     if sharpen == "auto":
-        sharpen = "none" if has_s else SHARPEN
+        sharpen = "none" if has_s else "yarn"
     if sharpen != "none":
         check_unconverted(inner)
     layers = _full_layers(inner)
@@ -122,7 +123,7 @@ def extend(
             f"to={to} is not longer than the {length} tokens that the model was trained at; give "
             "a longer context, or the true length as train_length"
         )
-    _check_memory(inner, text, to)
+    check_memory(inner, to)
     choice = _Choice(inner, text, kinds, length, to)
     factor, after = choice.made(positions, sharpen)
     extension = Extension(
@@ -148,11 +149,6 @@ def extend(
                 module.get_parameter(f"{ATTRIBUTE}.s").fill_(float(scale))
     extension.put(inner)
     return extension
-
-
-SHARPEN: str | float = 1.15
-POSITIONS: Literal["base", "yarn"] = "base"
-"""What "auto" is: see docs/extend.md for the measurements."""
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -186,7 +182,7 @@ class _Choice:
         """Find the factor, and the values of the config that it changes."""
         after: dict[str, Any] = {"max_position_embeddings": self.to}
         if self.kinds and positions == "auto":
-            positions = "none" if self.limit({}) >= self.to else self._auto()
+            positions = "none" if self.limit({}) >= self.to else "base"
         if positions == "none":
             return 1.0, after
         self.positions = positions
@@ -207,11 +203,6 @@ class _Choice:
             frequency_limit(self.length, self.trained[kind], self._frequencies(config, kind))
             for kind in self.kinds
         )
-
-    def _auto(self) -> str:
-        """Return the measured choice where it can be made; the base can always be raised."""
-        of = [_rope(self.text, kind).get("rope_type", "default") for kind in self.kinds]
-        return POSITIONS if POSITIONS == "base" or set(of) <= {"default", "yarn"} else "base"
 
     def _frequencies(self, config: Any, kind: str | None) -> list[float]:
         made = self.rotary[0](config)
@@ -364,8 +355,9 @@ def _train_length(text: Any, kinds: list[str | None], given: int | None) -> int:
     return length
 
 
-def _check_memory(model: Any, text: Any, to: int) -> None:
+def check_memory(model: Any, to: int) -> None:
     """Raise on a context whose keys and values this machine could not hold for one text."""
+    text = model.config.get_text_config()
     device = module_device(model)
     if device.type == "cuda":
         room = torch.cuda.get_device_properties(device).total_memory

@@ -11,15 +11,16 @@ from ssmax.cli.doctor import doctor
 from ssmax.cli.export import export
 from ssmax.cli.extend import extend
 from ssmax.cli.options import show_version
+from ssmax.cli.serve import serve
 
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, extend them, export them, and see what it costs.",
+    help="Scalable-Softmax: convert models, extend, export and serve them, and see what it costs.",
 )
-for _verb in (convert, extend, export, bench, doctor):
+for _verb in (convert, extend, export, serve, bench, doctor):
     app.command()(_verb)
 
 Version = Annotated[

@@ -34,6 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {"length": [1024], "documents": 8, "depths": 5, "trials": 10, "digits": None, "seed": 0},
 }  # fmt: skip
 """What can be measured, and the options that each takes, with their defaults."""
+SHORTEST = 128
+"""Of the contexts that hide a needle."""
 
 
 def evaluate(
@@ -315,6 +317,8 @@ def _extension(
     contexts = [trained // 2, trained]
     while contexts[-1] < longest:
         contexts.append(min(2 * contexts[-1], longest))
+    # Shorter ones have no room for a needle and its question.
+    contexts = [n for n in contexts if n >= SHORTEST] or [longest]
     depths = ((np.arange(trials) + 0.5) / trials).round(4).tolist()
     texts, prompts = [longest] * documents, [n for n in contexts for _ in depths]
     work = _Work([*texts, *prompts])

@@ -10,10 +10,8 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/extend.md").read_text()
-HEAD, *RECORDS = map(
-    json.loads,
-    lzma.open(ROOT / "lab/results/smollm2-extension.jsonl.xz", "rt").read().splitlines(),
-)
+PACKED = (ROOT / "lab/results/smollm2-extension.jsonl.xz").read_bytes()
+HEAD, *RECORDS = map(json.loads, lzma.decompress(PACKED).splitlines())
 POSITIONS = {
     "as trained": "x1", "base x 3.04": "x3.04", "base x 4": "x4", "base x 10": "x10",
     "base x 28": "x28", "YaRN x 2": "yarn2", "YaRN x 4": "yarn4", "YaRN x 8": "yarn8",

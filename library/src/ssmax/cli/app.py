@@ -18,7 +18,7 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, extend, export and serve them, and see what it costs.",
+    help="Scalable-Softmax (SSMax): convert, extend, export and serve models, measure its cost.",
 )
 for _verb in (convert, extend, export, serve, bench, doctor):
     app.command()(_verb)

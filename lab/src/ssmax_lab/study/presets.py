@@ -60,6 +60,9 @@ class Study:
     sharpness_documents: int = 8
     base_factors: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0, 50.0)
     """Times the training's theta, where retrieval was taught in pretraining."""
+    cells: tuple[tuple[float, int], ...] = ()
+    """Of these bases and lengths, those at which retrieval is compared, known before a run; ()
+    leaves that to a pilot seed, which is not counted."""
 
     def __post_init__(self) -> None:
         longest = min(self.loss_length, max(self.needle_lengths))
@@ -83,6 +86,11 @@ class Study:
     def teaches_needles(self) -> bool:
         """Whether retrieval is taught in pretraining; then nothing is fine-tuned."""
         return self.pretraining.data.needle_length > 0
+
+    @property
+    def has_pilot(self) -> bool:
+        """Whether a seed tells at which bases and lengths retrieval is compared."""
+        return self.teaches_needles and not self.cells
 
     @property
     def retrieval_lengths(self) -> tuple[int, ...]:

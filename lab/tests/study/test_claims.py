@@ -14,7 +14,7 @@ from ssmax_lab.report.page import page
 from ssmax_lab.report.payload import payload
 from ssmax_lab.study.claims import MARGINS, judge
 from ssmax_lab.study.presets import quick
-from ssmax_lab.train import configured
+from ssmax_lab.train import PRETRAINING, configured
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -22,15 +22,17 @@ HERE = Provenance(
 NAMES = ("a", "b", "c", "d", "e", "f", "temperature")
 # As the paper has it, larger is better; the control is ours.
 ORDER = {"b": 6, "c": 5, "d": 4, "f": 3, "e": 2, "temperature": 1, "a": 0}
-LENGTH = quick().train_length
+# A study that fine-tunes; quick itself teaches retrieval in pretraining.
+STUDY = dataclasses.replace(quick(), pretraining=PRETRAINING["quick"]())
+LENGTH = STUDY.train_length
 FIRST, SECOND = Replica(0), Replica(1)
 
 
 def findings(*, better=ORDER, seeds=3, preset="small"):
     """Everything measured, better[name] telling how good a configuration is at length."""
     chance = np.random.default_rng(0)
-    found = Findings(study=quick().to_dict())
-    found.study |= {"preset": preset, "pretraining": quick().pretraining.to_dict()}
+    found = Findings(study=STUDY.to_dict())
+    found.study |= {"preset": preset, "pretraining": STUDY.pretraining.to_dict()}
     trials = range(40)
     for seed in map(Replica, range(seeds)):
         noise = chance.normal(0, 0.01, 400)
@@ -291,7 +293,7 @@ def test_the_page_gets_the_losses_of_both_thetas():
     found.same_theta_losses = found.position_losses
     figure = payload(found, static={})["figures"]["5"]
     assert figure["same_theta"]["curves"] == figure["curves"]
-    assert figure["theta"] == quick().theta_factor * figure["same_theta"]["theta"]
+    assert figure["theta"] == STUDY.theta_factor * figure["same_theta"]["theta"]
 
 
 def test_only_seeds_that_both_have_are_compared():
@@ -335,7 +337,7 @@ def test_the_page_is_told_everything_that_was_measured():
 def test_the_learned_s_is_shown_against_where_it_began(name):
     found = findings()
     found.scales = {name: {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
-    rule = configured(quick().pretraining, name).model.rule
+    rule = configured(STUDY.pretraining, name).model.rule
     began = SSMaxScale(2, rule, train_length=LENGTH).s[0].item()
     assert payload(found, static={})["scales"][name]["start"] == pytest.approx(began, rel=1e-6)
 

@@ -10,7 +10,7 @@ from ssmax_lab.configurations import PILOT_SEED
 from ssmax_lab.records import Provenance, RetrievalGrid
 from ssmax_lab.study.claims import judge, unsaturated_cells
 from ssmax_lab.study.plan import plan
-from ssmax_lab.study.presets import million, quick
+from ssmax_lab.study.presets import million, small
 from ssmax_lab.study.reproduction import reproduce
 
 
@@ -49,7 +49,7 @@ def test_of_the_pilot_seed_only_softmax_is_trained():
     assert f"a-{PILOT_SEED}" in runs and f"b-{PILOT_SEED}" not in runs
     assert {f"{name}-{seed}" for name in ("a", "b", "b_held") for seed in range(1, 7)} <= runs
     assert not any(job.kind == "finetune" or job.configuration == "e" for job in jobs)
-    assert "finetune" in {job.kind for job in plan(quick())}
+    assert "finetune" in {job.kind for job in plan(small())}
 
 
 HERE = Provenance(commit="c", config_hash="h", versions={}, device="cpu", seed=0, date="2026-01-01")

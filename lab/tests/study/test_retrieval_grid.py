@@ -20,7 +20,9 @@ def taught(tiny):
     pretraining = tiny.pretraining.with_overrides(
         {"data.needle_length": 112, "data.needles_per_row": 2}
     )
-    return dataclasses.replace(tiny, pretraining=pretraining, base_factors=(1.0, 4.0))
+    return dataclasses.replace(
+        tiny, pretraining=pretraining, base_factors=(1.0, 4.0), needle_lengths=(128, 512)
+    )
 
 
 def test_a_study_that_teaches_in_pretraining_measures_every_base_and_length(
@@ -34,8 +36,8 @@ def test_a_study_that_teaches_in_pretraining_measures_every_base_and_length(
     assert set(found.grids["a"]) == {Replica(0), Replica(1)}
     assert set(found.grids["b_held"]) == {Replica(1)}
     grid = found.grids["b"][Replica(1)]
-    assert grid.lengths == [112, 128, 256, 512, 1280] and grid.base_factors == [1.0, 4.0]
-    assert np.shape(grid.accuracy) == (2, 5) and np.shape(grid.weights) == (2, 5, 1, 2)
+    assert grid.lengths == [112, 128, 256, 512] and grid.base_factors == [1.0, 4.0]
+    assert np.shape(grid.accuracy) == (2, 4) and np.shape(grid.weights) == (2, 4, 1, 2)
     assert grid.count == 4 and grid.taught_length == 112
     held, clamp = (found.grids[name][Replica(1)] for name in ("b_held", "clamp"))
     # Up to where it was taught the factor is the same; at the first cells so are the weights.

@@ -94,10 +94,11 @@ class Study:
 
     @property
     def retrieval_lengths(self) -> tuple[int, ...]:
-        """From where retrieval was taught, over T, to 10T."""
+        """From where retrieval was taught, over T, to 10T or the longest of the grid."""
         taught, length = self.pretraining.data.needle_length, self.train_length
         within = [taught * 2**power for power in range(16) if taught * 2**power < length]
-        return (*within, length, 2 * length, 4 * length, 10 * length)
+        every = (*within, length, 2 * length, 4 * length, 10 * length)
+        return tuple(one for one in every if one <= max(self.needle_lengths))
 
     @property
     def tokens_trained(self) -> int:

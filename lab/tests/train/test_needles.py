@@ -29,7 +29,7 @@ def documents():
         breaks = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
         return NeedleDocuments(
             text, length=length, digits=4, seed=seed, encode=tokenizer.encode, breaks=breaks,
-            padding=tokenizer.vocabulary.end_of_document,
+            end_of_document=tokenizer.vocabulary.end_of_document,
         )  # fmt: skip
 
     return make
@@ -37,20 +37,19 @@ def documents():
 
 def test_a_document_hides_one_number_asks_for_it_and_answers(documents):
     tokens, answers, places = documents().batch(0, 50)
-    assert tokens.shape == (50, 136) and answers.shape == places.shape == (50, 5)
+    assert tokens.shape == (50, 136) and answers.shape == places.shape == (50, 6)
     decode = load_tokenizer("bytes").decode
     for row, answer, place in zip(tokens, answers, places, strict=True):
-        text, number = decode(row[: place[0] + 1]), decode(answer)
+        text, number = decode(row[: place[0] + 1]), decode(answer[:-1])
         (city,) = (name for name in CITIES if f"magic {name} number is:{number}." in text)
         assert text.endswith(f"What is the special magic {city} number?\nAnswer:")
         assert text.count(number) == 1
         # What predicts a digit has read those before it, and what is behind is padding.
         np.testing.assert_array_equal(row[place[1:]], answer[:-1])
-        assert set(row[place[-1] + 2 :].tolist()) <= {256}
+        assert answer[-1] == 256 and set(row[place[-1] + 1 :].tolist()) <= {256}
 
 
-def test_a_number_cannot_be_answered_by_its_place(documents):
-    """Of documents of one length a model learned which digit is next from where it stood."""
+def test_documents_differ_in_length_up_to_what_is_asked_for(documents):
     _, _, places = documents().batch(0, 400)
     starts = places[:, 0] + 1
     assert starts.min() <= 103 and starts.max() == 128

@@ -153,8 +153,8 @@ def hidden_examples(
 class NeedleDocuments:
     """Hide a number in a stretch of a text, ask for it and answer, in at most `length` tokens.
 
-    Document i depends on the seed and i alone, and no two are alike. Their lengths differ: were
-    they all the same, a model would tell from its place which digit is next.
+    Document i depends on the seed and i alone, and no two are alike. The answer ends with the end
+    of the document: a number that goes on is not found.
     """
 
     def __init__(
@@ -166,11 +166,11 @@ class NeedleDocuments:
         seed: int,
         encode: Encode,
         breaks: frozenset[int],
-        padding: int,
+        end_of_document: int,
     ) -> None:
         # Sentences, questions and numbers come again.
         self._encode: Encode = functools.lru_cache(1 << 16)(encode)
-        self.answer_length: int = len(encode(f" {'9' * digits}"))
+        self.answer_length: int = len(encode(f" {'9' * digits}")) + 1
         self._least = max(_bare_length(city, digits, self._encode) for city in CITIES)
         if length < self._least:
             raise UsageError(
@@ -180,7 +180,7 @@ class NeedleDocuments:
         if len(text) <= length:
             raise UsageError(f"the text has {len(text)} tokens, too few to hide a number in")
         self._text, self._length, self._digits = text, length, digits
-        self._seed, self._breaks, self._padding = seed, breaks, padding
+        self._seed, self._breaks, self._end = seed, breaks, end_of_document
 
     def document(self, number: int) -> Haystack:
         """Make the document of a number; its answer is not among its tokens."""
@@ -202,14 +202,14 @@ class NeedleDocuments:
         (count, tokens), and twice (count, answer).
         """
         made = [self.document(number) for number in range(first, first + count)]
-        # In eights, which products like; the last token of an answer is predicted, not read.
+        # In eights, which products like; the end of the document is predicted, not read.
         width = 8 * math.ceil((self._length + self.answer_length - 1) / 8)
-        tokens = np.full((count, width + 1), self._padding, np.int64)
+        tokens = np.full((count, width), self._end, np.int64)
         for row, one in zip(tokens, made, strict=True):
             row[: len(one.tokens) + len(one.answer)] = [*one.tokens, *one.answer]
-        answers = np.array([one.answer for one in made], np.int64)
-        ends = np.array([len(one.tokens) for one in made], np.int64)
-        return tokens[:, :-1], answers, ends[:, None] - 1 + np.arange(self.answer_length)
+        answers = np.array([[*one.answer, self._end] for one in made], np.int64)
+        last = np.array([len(one.tokens) - 1 for one in made], np.int64)
+        return tokens, answers, last[:, None] + np.arange(self.answer_length)
 
 
 def _bare_length(city: str, digits: int, encode: Encode) -> int:

@@ -66,7 +66,7 @@ def with_needles(text: Windows, config: DataConfig, tokenizer: Tokenizer) -> Wit
         seed=config.seed,
         encode=tokenizer.encode,
         breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-        padding=tokenizer.vocabulary.end_of_document,
+        end_of_document=tokenizer.vocabulary.end_of_document,
     )
     return WithNeedles(text, needles, per_row=config.needles_per_row)
 

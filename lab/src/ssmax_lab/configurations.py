@@ -46,7 +46,7 @@ class Configuration:
         return self.applied != "test time"
 
 
-_TWICE = {"quick": 2, "million": 7, "small": 3, "gpu": 1, "paper": 3}
+_TWICE = {"quick": 3, "million": 7, "small": 3, "gpu": 1, "paper": 3}
 _ONCE = {**_TWICE, "quick": 0, "million": 0}
 _CONTROLS = {"million": 7, "gpu": 1}
 PROBE, CONTROL = "probe", "temperature"

@@ -163,7 +163,7 @@ def test_every_label_counts_the_runs_that_are_drawn():
 def test_a_single_run_is_named_by_its_seed():
     found = uneven()
     sharpness = Sharpness(
-        run="r", num_keys=[1, 64, 128], entropy=[[[0.0] * 3]], largest=[[[1.0, 0.5, 0.2]]],
+        run="r", num_keys=[1, 256, 512], entropy=[[[0.0] * 3]], largest=[[[1.0, 0.5, 0.2]]],
         count=1, provenance=HERE,
     )  # fmt: skip
     scale = {"blocks.0.ssmax.s": [0.1, 0.2]}
@@ -181,7 +181,7 @@ def test_a_single_run_is_named_by_its_seed():
     assert values["sharpness"]["b"]["heads"]["label"] == "(b) SSMax, seed 1"
     text = page(values)
     assert "(b) SSMax, seed 1: s, start" in text
-    assert "(b) SSMax, seed 1: largest weight, n = 128" in text
+    assert "(b) SSMax, seed 1: largest weight, n = 512" in text
 
 
 def note(study: Study, *commands: str) -> str:
@@ -221,10 +221,10 @@ def test_the_papers_model_is_called_so_where_it_is():
 
 
 def test_the_note_has_the_tokens_of_the_studys_own_training():
-    assert "2.05 million tokens, 1,000 steps of 2,048." in note(quick())
-    told = note(changed(quick(), run__steps=100), "ssmax-lab reproduce --set run.steps=100")
-    assert "205 thousand tokens, 100 steps of 2,048." in told
-    assert told.startswith("Changed with --set: run.steps=100. ")
+    assert "717 thousand tokens, 700 steps of 1,024." in note(quick())
+    told = note(changed(quick(), run__steps=200), "ssmax-lab reproduce --set run.steps=200")
+    assert "205 thousand tokens, 200 steps of 1,024." in told
+    assert told.startswith("Changed with --set: run.steps=200. ")
     assert "million" not in told
 
 
@@ -244,7 +244,7 @@ def test_the_note_names_what_was_set_once():
         ("theta-1k", "rotary base 1,000 (16,000 in tests)."),
         ("half-rotary", "rotary base 10,000 (160,000 in tests) on 8 of a head's 16 channels."),
         ("no-rotary", "no rotary positions."),
-        ("windows", "windows of 16 keys but for one layer in 2."),
+        ("windows", "windows of 64 keys but for one layer in 2."),
         ("smaller", "2 layers of 3 heads, hidden size 48"),
     ],
 )
@@ -292,9 +292,9 @@ def test_a_study_that_tells_little_of_itself_has_a_page_all_the_same():
 
 
 def test_the_rope_limit_is_told_where_positions_turn():
-    assert findings().rope_limit == pytest.approx(64 * 16 ** (3 / 8))
+    assert findings().rope_limit == pytest.approx(256 * 16 ** (4 / 8))
     half = findings(changed(quick(), model__rotary_dim=8))
-    assert half.rope_limit == pytest.approx(64 * 16 ** (2 / 4))
+    assert half.rope_limit == pytest.approx(256 * 16 ** (2 / 4))
     assert findings(changed(quick(), model__rotary_dim=0)).rope_limit is None
     figure = payload(uneven(), static={})["figures"]["5"]
-    assert figure["rope_limit"] == 181 and "rope_limit" not in figure["same_theta"]
+    assert figure["rope_limit"] == 1024 and "rope_limit" not in figure["same_theta"]

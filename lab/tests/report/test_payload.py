@@ -221,7 +221,7 @@ def test_the_papers_model_is_called_so_where_it_is():
 
 
 def test_the_note_has_the_tokens_of_the_studys_own_training():
-    assert "717 thousand tokens, 700 steps of 1,024." in note(quick())
+    assert "922 thousand tokens, 900 steps of 1,024." in note(quick())
     told = note(changed(quick(), run__steps=200), "ssmax-lab reproduce --set run.steps=200")
     assert "205 thousand tokens, 200 steps of 1,024." in told
     assert told.startswith("Changed with --set: run.steps=200. ")

@@ -21,7 +21,11 @@ def taught(tiny):
         {"data.needle_length": 112, "data.needles_per_row": 2}
     )
     return dataclasses.replace(
-        tiny, pretraining=pretraining, base_factors=(1.0, 4.0), needle_lengths=(128, 512)
+        tiny,
+        pretraining=pretraining,
+        base_factors=(1.0, 4.0),
+        needle_lengths=(128, 512),
+        cells=(),
     )
 
 

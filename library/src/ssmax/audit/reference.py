@@ -2,6 +2,7 @@
 
 # Q new queries, T tokens, K tokens whose log-probabilities are compared, H heads
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from ssmax.hf.written_config import KEY
 
 NAME = "ssmax_audit"
 """Of the attention function that is put into Transformers."""
+_REFERENCE = "_ssmax_reference"
+"""Where a layer says whose it is."""
 CHUNK = 512
 Progress = Callable[[int, int], None]
 
@@ -30,7 +33,10 @@ class Reference:
         self._n: Tensor | None = None
         self._model: Any = load(transformers, folder)
         scale.switch_off(self._model)
-        transformers.AttentionInterface.register(NAME, self._attend)
+        for module in self._model.modules():
+            # Weak, or neither would ever be freed.
+            setattr(module, _REFERENCE, weakref.ref(self))
+        transformers.AttentionInterface.register(NAME, _attend)
         masks = transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
         transformers.AttentionMaskInterface.register(NAME, masks["sdpa"])
         self._model.set_attn_implementation(NAME)
@@ -92,15 +98,20 @@ class Reference:
         # Without the config: one of windows could not be cut back.
         return DynamicCache()
 
-    def _attend(
-        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
-    ) -> Any:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    def scaled(self, module: Any, query: Tensor) -> Tensor:
+        """Scale the queries (1, H, Q, D) of a layer as the call that runs asks for."""
+        if self._n is None or not self.scale.applies(module):
+            return query
+        return query * self.scale.factor(module, self._n).reshape(1, -1, query.shape[2], 1)
 
-        if self._n is not None and self.scale.applies(module):
-            factor = self.scale.factor(module, self._n)
-            query = query * factor.reshape(1, -1, query.shape[2], 1)
-        return sdpa_attention_forward(module, query, key, value, mask, **options)
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+) -> Any:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    query = getattr(module, _REFERENCE)().scaled(module, query)
+    return sdpa_attention_forward(module, query, key, value, mask, **options)
 
 
 def load(transformers: Any, folder: Path) -> Any:

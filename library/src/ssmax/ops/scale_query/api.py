@@ -1,0 +1,156 @@
+"""Scaling the query by s log n + b, in one kernel where there is one for it."""
+
+# B batch, H query heads, T queries, D head_dim
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ssmax.ops.implementation import choose_impl
+from ssmax.ops.scale import Number, unchecked_ssmax_factor
+from ssmax.ops.scale_query.reference import (
+    is_transformed,
+    scale_by_ssmax_reference,
+    scale_query,
+)
+from ssmax.ops.visible import Ramp, is_tracing
+
+_NARROW = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def scale_by_ssmax(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> Tensor:
+    """Multiply q by s log n + b, in float32 or wider, cast once; nothing is checked.
+
+    s and bias are numbers or (H,); n is two numbers, (T,) or (B | 1, T).
+    """
+    by_kernel = can_scale_by_kernel(q_BHTD, s, bias, n)
+    return (scale_by_kernel if by_kernel else scale_by_ssmax_reference)(q_BHTD, s, bias, n)
+
+
+def scale_by_kernel(
+    q_BHTD: Tensor,
+    s: Number,
+    bias: Number | None,
+    n: Tensor | Ramp,
+    multiplier: float = 1.0,
+) -> Tensor:
+    """Multiply by (s log n + b) multiplier in one kernel, which has to take the call."""
+    heads, device = q_BHTD.shape[1], q_BHTD.device
+    s_H = _per_head(s, heads, device)
+    bias_H = None if bias is None else _per_head(bias, heads, device)
+    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
+    arguments = q_BHTD, s_H, bias_H, counts, *ramp, multiplier
+    learns = torch.is_grad_enabled() and (
+        q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
+    )
+    return _ScaleBySSMax.apply(*arguments) if learns else kernels().forward(*arguments)
+
+
+def can_scale_by_kernel(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> bool:
+    """True where the kernel takes the call: eager code, on a GPU, values per head in float32."""
+    return (
+        choose_impl("auto", q_BHTD.device) == "triton"
+        and is_eager(q_BHTD)
+        and q_BHTD.dtype in _NARROW
+        and _is_per_head(s, q_BHTD)
+        and (bias is None or _is_per_head(bias, q_BHTD))
+        and (isinstance(n, Ramp) or (type(n) is Tensor and n.dim() in (1, 2)))
+    )
+
+
+def is_eager(tensor: Tensor) -> bool:
+    """True for a plain tensor that nothing traces, transforms or stands in for."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not is_transformed()
+        and not is_tracing()
+    )
+
+
+@functools.cache
+def kernels() -> Any:
+    """Import the kernels, and with them Triton."""
+    from ssmax.ops.scale_query import kernels
+
+    return kernels
+
+
+class _ScaleBySSMax(torch.autograd.Function):
+    """The kernels with their gradient; what is differentiated twice takes plain code."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        s: Tensor,
+        bias: Tensor | None,
+        n: Tensor | None,
+        first: int,
+        most: int,
+        multiplier: float,
+    ) -> Tensor:
+        # Only the gradients of s and b look at q: fixed ones keep no activation alive.
+        ctx.is_fixed = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
+        ctx.save_for_backward(None if ctx.is_fixed else q, s, bias, n)
+        ctx.numbers = first, most, multiplier
+        return kernels().forward(q, s, bias, n, first, most, multiplier)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (dy,) = gradients
+        q, s, bias, n = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_plain_backward(dy, q, s, bias, n, *ctx.numbers), None, None, None, None
+        found = kernels().backward(dy, q, s, bias, n, *ctx.numbers)
+        return *found, None, None, None, None
+
+
+def _plain_backward(
+    dy: Tensor,
+    q: Tensor | None,
+    s: Tensor,
+    bias: Tensor | None,
+    n: Tensor | None,
+    first: int,
+    most: int,
+    multiplier: float,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if n is None:
+        n = Ramp(first, most).counts(dy.shape[2], dy.device)
+    factor = unchecked_ssmax_factor(n, s, bias) * multiplier
+    dq = scale_query(dy, factor)
+    if q is None:
+        return dq, None, None
+    dot_BHT = (dy.float() * q.float()).sum(-1) * multiplier
+    ds = (dot_BHT * n.float().log().unsqueeze(-2)).sum((0, 2))
+    return dq, ds, None if bias is None else dot_BHT.sum((0, 2))
+
+
+def _is_per_head(value: Number, q_BHTD: Tensor) -> bool:
+    if not isinstance(value, Tensor):
+        return True
+    return (
+        type(value) in (Tensor, nn.Parameter)
+        and value.dtype == torch.float32
+        and value.shape in ((), (1,), (q_BHTD.shape[1],))
+        and value.device == q_BHTD.device
+    )
+
+
+def _per_head(value: Number, heads: int, device: torch.device) -> Tensor:
+    if isinstance(value, Tensor):
+        return value if value.dim() and value.shape[0] == heads else value.expand(heads)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # What a CUDA graph makes holds nothing before the graph runs.
+        return torch.full((heads,), value, device=device)
+    return _constant(value, heads, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _constant(value: float, heads: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((heads,), float(value), dtype=torch.float32, device=device)

@@ -29,13 +29,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def on_two_ranks():
-    """Runs a script on two processes of one machine, a thread each."""
+def on_ranks():
+    """Runs a script on so many processes of one machine, a thread each."""
 
-    def run(script, *arguments):
+    def run(number, script, *arguments):
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            str(script), *map(str, arguments),
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={number}", str(script), *map(str, arguments),
         ]  # fmt: skip
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=240, check=False,

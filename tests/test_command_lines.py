@@ -30,6 +30,8 @@ MISTYPED = [
     "ssmax export nowhere out --to hf",
     "ssmax export nowhere out --to gguff",
     "ssmax export nowhere out --to hf --text nowhere",
+    "ssmax serve nowhere",
+    "ssmax serve nowhere --engine vlllm",
     "ssmax-lab data prepare nowhere out",
     "ssmax-lab data verify nowhere",
     "ssmax-lab evaluate all nowhere",
@@ -130,7 +132,7 @@ def test_the_help_of_every_verb_is_whole_on_a_narrow_terminal(program, path, cap
     assert PROGRAMS[program].run([*path, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage" in out
-    for plural in ("[ARGS]...", "{PART}...", "{PROMPT}..."):
+    for plural in ("[ARGS]...", "[FLAG]...", "{PART}...", "{PROMPT}..."):
         out = out.replace(plural, "")
     assert "..." not in out, "a verb's first sentence does not fit"
 

@@ -117,8 +117,8 @@ def test_an_exported_block_takes_other_lengths():
         torch.testing.assert_close(step(x[:, :1], past)[0], block(x[:, :1], past)[0])
 
 
-def test_two_ranks_of_fsdp2_have_the_gradients_of_one(tmp_path, on_two_ranks):
-    on_two_ranks(__file__, tmp_path)
+def test_two_ranks_of_fsdp2_have_the_gradients_of_one(tmp_path, on_ranks):
+    on_ranks(2, __file__, tmp_path)
     found = {kind: load_file(tmp_path / f"{kind}.safetensors") for kind in ("together", "bfloat16")}
     together = gradients(made(defined("CausalSelfAttention")), inputs())
     for name, grad in together.items():

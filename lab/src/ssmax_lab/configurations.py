@@ -46,17 +46,24 @@ class Configuration:
         return self.applied != "test time"
 
 
-_TWICE = {"quick": 2, "small": 3, "gpu": 1, "paper": 3}
-_ONCE = {**_TWICE, "quick": 1}
+_TWICE = {"quick": 2, "million": 7, "small": 3, "gpu": 1, "paper": 3}
+_ONCE = {**_TWICE, "quick": 1, "million": 0}
+_CONTROLS = {"million": 7, "gpu": 1}
 PROBE, CONTROL = "probe", "temperature"
+PILOT_SEED = 0
+"""Where retrieval is taught in pretraining: (a) of this seed fixes which cells count, and is itself
+not counted."""
 
 
-def _at_test_time(rule: str, label: str, colour: str, words: str = "") -> Configuration:
+def _at_test_time(
+    rule: str, label: str, colour: str, words: str = "", *, is_control: bool = False
+) -> Configuration:
     """A rule of n that others use, in the place of (a)'s softmax."""
     return Configuration(
         rule=rule, label=f"(a), {label} at test time", colour=colour, dash=":", base="a",
         in_words=f"(a) with {words or rule} applied at test time", applied="test time",
         s="constant" if words else "initial", loses_less_than=("a",), loses_more_than=("b",),
+        seeds=_CONTROLS if is_control else {"gpu": 1},
     )  # fmt: skip
 
 
@@ -65,7 +72,7 @@ def _held(base: str, colour: str) -> Configuration:
     return Configuration(
         rule="ssmax_held", label=f"({base}), n held at test time", colour=colour, dash=":",
         in_words=f"({base}) with n held at the training length", applied="test time", base=base,
-        s="base", loses_more_than=(base,),
+        s="base", loses_more_than=(base,), seeds=_CONTROLS if base == "b" else {"gpu": 1},
     )  # fmt: skip
 
 
@@ -80,7 +87,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "c": Configuration(
         rule="ssmax_no_s", label="(c) SSMax, no s", colour="#E69F00", dash="--", is_papers=True,
-        seeds=_ONCE,
+        seeds={**_ONCE, "million": 7},
     ),
     "d": Configuration(
         rule="ssmax_bias", label="(d) SSMax + bias", colour="#0072B2", dash="--", is_papers=True,
@@ -113,15 +120,18 @@ CONFIGURATIONS: dict[str, Configuration] = {
         in_words="a model trained with polylog", loses_more_than=("b",),
     ),
     "entropy_invariant": _at_test_time("entropy_invariant", "log n / log L", "#8A2BE2"),
-    "clamp": _at_test_time("clamp", "Qwen log-n", "#B8860B"),
+    "clamp": _at_test_time("clamp", "Qwen log-n", "#B8860B", is_control=True),
     "llama4": _at_test_time("llama4", "Llama 4", "#708090"),
     "yarn": _at_test_time("yarn", "YaRN temperature", "#B22222"),
     # The control of the four before it: it knows nothing of n.
-    "constant": _at_test_time("temperature", "a constant", "#2F4F4F", "a constant"),
+    "constant": _at_test_time(
+        "temperature", "a constant", "#2F4F4F", "a constant", is_control=True
+    ),
     "b_held": _held("b", "#FF8C69"),
     "c_held": _held("c", "#C0A000"),
     PROBE: Configuration(
-        rule="probe", label="probe", colour="#777777", dash="-", seeds=dict.fromkeys(_TWICE, 1),
+        rule="probe", label="probe", colour="#777777", dash="-",
+        seeds={**dict.fromkeys(_TWICE, 1), "million": 0},
     ),
 }  # fmt: skip
 """By name, in the order in which they are done and shown."""

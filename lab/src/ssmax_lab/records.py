@@ -124,6 +124,30 @@ class NeedleTrial:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalGrid:
+    """Needle retrieval accuracy by RoPE base and length, of a model taught it in short documents.
+
+    Lists are by base, then by length.
+    """
+
+    run: str
+    taught_length: int
+    """Tokens of those documents; the first of `lengths`."""
+    base_factors: list[float]
+    """Times the training's RoPE base; the first is 1."""
+    lengths: list[int]
+    """Tokens of the prompt."""
+    count: int
+    """Prompts of a cell."""
+    accuracy: list[list[float]]
+    """The share of them whose number is found whole."""
+    weights: list[list[list[list[float]]]]
+    """Attention from the end of the prompt to the number, by layer and head, too: the mean over a
+    few prompts."""
+    provenance: Provenance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class NeedleScore:
     """Attention from the end of a prompt to the number hidden in it: figures 7 and 8."""
 
@@ -320,12 +344,16 @@ PARTS, ARCHIVE = "parts", ".tar.xz"
 FIGURES, PAGE, SIDE_BY_SIDE = "figures", "report.html", "side-by-side.html"
 POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_theta.jsonl"
 SHARPNESS, NEEDLE = "sharpness.jsonl", "needle.jsonl"
+RETRIEVAL_GRID = "retrieval_grid.jsonl"
 NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
-RECORD_TYPES: dict[str, type[PositionLoss | Sharpness | NeedleTrial | NeedleScore]] = {
+RECORD_TYPES: dict[
+    str, type[PositionLoss | Sharpness | NeedleTrial | RetrievalGrid | NeedleScore]
+] = {
     POSITION_LOSS: PositionLoss,
     SAME_THETA_LOSS: PositionLoss,
     SHARPNESS: Sharpness,
     NEEDLE: NeedleTrial,
+    RETRIEVAL_GRID: RetrievalGrid,
     NEEDLE_SCORE: NeedleScore,
     PAPERS_NEEDLE_SCORE: NeedleScore,
 }

@@ -92,7 +92,10 @@ def test_a_run_is_made_again_from_its_own_config(prepared, tmp_path, monkeypatch
 BAD = [
     ("frob", "No such command 'frob'"),
     ("pretrain --frob", "--frob"),
-    ("pretrain --preset huge", "--preset must be one of quick, small, gpu, paper, got 'huge'"),
+    (
+        "pretrain --preset huge",
+        "one of quick, million, small, gpu, paper, got 'huge'",
+    ),
     ("pretrain --config z", "config must be one of a, b, c, d, f"),
     ("pretrain --config e", "train a"),
     ("pretrain --data nowhere", "no prepared tokens in data.folder, 'nowhere'"),
@@ -122,7 +125,10 @@ BAD = [
     ("data prepare texts tokens3 --workers two", "--workers"),
     ("data verify nowhere", "nowhere"),
     ("data frob", "No such command 'frob'"),
-    ("reproduce --preset huge", "--preset must be one of quick, small, gpu, paper, quick:theta-1k"),
+    (
+        "reproduce --preset huge",
+        "one of quick, million, small, gpu, paper, quick:theta-1k",
+    ),
     ("reproduce --minutes 0", "minutes must be more than 0"),
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),

@@ -24,7 +24,8 @@ def test_a_variant_is_the_preset_but_for_what_it_is_called_after(preset, variant
     changes = VARIANTS[preset][variant]
     assert study.preset == f"{preset}:{variant}"
     assert study.pretraining == base.pretraining.with_overrides(changes) != base.pretraining
-    assert dataclasses.replace(study, preset=preset, pretraining=base.pretraining) == base
+    same = {"preset": preset, "pretraining": base.pretraining, "seconds": base.seconds}
+    assert dataclasses.replace(study, **same) == base
 
 
 def test_twice_the_training_length_is_as_many_tokens_in_a_step():

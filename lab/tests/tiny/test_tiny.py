@@ -2,18 +2,15 @@
 
 import hashlib
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from ssmax import rope_limit
 from ssmax_lab import cli
-from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.data.shards import VALIDATION, ShardSet
-from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, config_hash, read_jsonl
+from ssmax_lab.records import NeedleScore, NeedleTrial, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train import load_run_model, read_run_config
 from ssmax_lab.train.dist import init_distributed
@@ -105,58 +102,3 @@ def test_a_folder_of_that_name_comes_first(tmp_path, monkeypatch):
     (tmp_path / "tiny-a").mkdir()
     assert str(run_folder("tiny-a")) == "tiny-a"
     assert run_folder("tiny-b").is_dir()
-
-
-def quoted(page):
-    """Rows of four cells that end in two numbers; an empty first cell is the one above it."""
-    rows = []
-    for line in (ROOT / "docs" / page).read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and re.fullmatch(r"[\d.]+ [\d.]+", f"{cells[2]} {cells[3]}"):
-            rows.append([cells[0] or rows[-1][0], *cells[1:]])
-    return rows
-
-
-@pytest.fixture
-def on_the_same_text(home, monkeypatch):
-    if MADE["text"] != f"embedded {embedded_version()}":
-        pytest.skip("measured on the text of another version of Python")
-    monkeypatch.chdir(home)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("on_the_same_text")
-def test_the_positions_of_the_page_on_long_contexts_come_out_again(home):
-    rows = [row for row in quoted("long-contexts.md") if "." not in row[2]]
-    assert len(rows) == 7
-    for theta, carries, *wanted in rows:
-        base = float(theta.replace(",", ""))
-        assert int(carries) == round(rope_limit(64, 1e4, 16, base_factor=base / 1e4))
-        for run, place in zip("ab", wanted, strict=True):
-            typed = f"evaluate position-loss tiny-{run} --length 1536 --documents 64"
-            results = f"breaks-{run}-{base:.0f}"
-            options = ["--theta", f"{base:.0f}", "--results", results]
-            assert cli.run([*typed.split(), *options]) == 0
-            (record,) = read_jsonl(home / results / "position_loss.jsonl", PositionLoss)
-            assert breaks_at(record.mean, 64) == pytest.approx(int(place), abs=2), (theta, run)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("on_the_same_text")
-def test_the_numbers_of_the_page_on_long_contexts_come_out_again(capsys):
-    rows = [row for row in quoted("long-contexts.md") if "." in row[2]]
-    assert len(rows) == 15
-    for theta, place, *wanted in rows:
-        for run, number in zip("ab", wanted, strict=True):
-            options = ["--theta", theta.replace(",", ""), "--results", "long"]
-            if "to" in place:
-                typed = f"evaluate position-loss tiny-{run} --length 1024 --documents 16"
-                start = place.split()[0]
-                found = rf"positions +{start} to .*loss ([\d.]+)"
-            else:
-                typed = f"evaluate needle tiny-{run}-qa --length {place} --depths 5 --trials 10"
-                options += ["--digits", "4"]
-                found = r"whole number ([\d.]+)"
-            assert cli.run([*typed.split(), *options]) == 0
-            measured = re.search(found, capsys.readouterr().out)[1]
-            assert float(measured) == pytest.approx(float(number), abs=0.0006), (theta, place, run)

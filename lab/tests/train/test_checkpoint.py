@@ -198,14 +198,14 @@ def test_a_vanished_shard_ends_the_run_by_name_with_the_checkpoint_intact(
 ):
     from ssmax_lab.train.pretraining import Windows
 
-    real = Windows.rows
+    real = Windows.batches
 
     def vanishing(self, first, count):
         if first > 30:
             raise ValueError("00000.shard has vanished")
         return real(self, first, count)
 
-    monkeypatch.setattr(Windows, "rows", vanishing)
+    monkeypatch.setattr(Windows, "batches", vanishing)
     with pytest.raises(ValueError, match="00000.shard has vanished"):
         pretrain(small("b", data__validation_windows=0), tmp_path / "run", ranks=CPU)
     found, _ = newest_checkpoint(tmp_path / "run")

@@ -270,7 +270,7 @@ def test_packed_examples_have_the_loss_they_have_alone(models, name):
         for size in (9, 14, 7, 20, 5, 8)
     ]
     rows, _ = question_rows([examples[0], *examples], length=32, seed=0)
-    batch = rows.rows(0, rows.stream.rows_in_epoch(0))
+    batch = rows.batches(0, rows.stream.rows_in_epoch(0))[0]
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("ssmax.s"):

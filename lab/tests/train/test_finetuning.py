@@ -54,7 +54,7 @@ def test_packed_rows_have_the_loss_of_the_examples_one_by_one(small):
     config = dataclasses.replace(small("d").model, train_length=512)
     loss = Loss(LM(config).double())
     rows = Rows(examples(), length=512, seed=0)
-    batch = rows.rows(0, 3)
+    batch = rows.batches(0, 3)[0]
     assert batch.inputs_BT.shape == (1, 3 * 512)
     assert batch.cu_seqlens[0] == 0 and batch.cu_seqlens[-1] == 3 * 512
     together = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
@@ -77,7 +77,7 @@ def test_one_graph_serves_every_number_of_packed_examples(small):
         block.compile(backend=counter)
     rows, graphs, packed = Rows(examples(), length=512, seed=0), [], set()
     for first in range(4):
-        batch = rows.rows(first, 1)
+        batch = rows.batches(first, 1)[0]
         loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
         graphs.append(counter.frame_count)
         packed.add(len(batch.cu_seqlens))
@@ -88,7 +88,7 @@ def test_one_graph_serves_every_number_of_packed_examples(small):
 
 def test_only_answers_are_learned():
     tokenizer = load_tokenizer("bytes")
-    batch = Rows(examples(), length=512, seed=0).rows(0, 1)
+    batch = Rows(examples(), length=512, seed=0).batches(0, 1)[0]
     learned = batch.targets_BT[batch.targets_BT != IGNORE].tolist()
     text = tokenizer.decode([token for token in learned if token != 256])
     assert "Question" not in text and " is " not in text

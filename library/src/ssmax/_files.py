@@ -98,7 +98,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     folder = folder.resolve()
     partial = folder.with_name(f".{folder.name}.partial")
     make_folder(folder.parent)
-    with _ending_by_exception():
+    with ending_by_exception():
         shutil.rmtree(partial, ignore_errors=True)
         with _usable(folder):
             partial.mkdir()
@@ -114,7 +114,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _ending_by_exception() -> Iterator[None]:
+def ending_by_exception() -> Iterator[None]:
     """Let a signal that would end the process at once raise SystemExit instead."""
     if threading.current_thread() is not threading.main_thread():
         # Signals are the main thread's alone.

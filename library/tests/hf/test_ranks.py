@@ -14,10 +14,10 @@ from ssmax.nn import SSMaxScale
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, on_two_ranks):
+def folder(tmp_path_factory, on_ranks):
     """Where two ranks left what they found, in one run."""
     folder = tmp_path_factory.mktemp("ranks")
-    on_two_ranks(Path(__file__).parent / "ranks_worker.py", folder)
+    on_ranks(2, Path(__file__).parent / "ranks_worker.py", folder)
     return folder
 
 

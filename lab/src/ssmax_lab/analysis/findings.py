@@ -28,6 +28,7 @@ from ssmax_lab.records import (
     POSITION_LOSS,
     RECORD_TYPES,
     RESULTS,
+    RETRIEVAL_GRID,
     RUN_CONFIG,
     RUNS,
     SAME_THETA_LOSS,
@@ -39,6 +40,7 @@ from ssmax_lab.records import (
     NeedleTrial,
     PositionLoss,
     Provenance,
+    RetrievalGrid,
     Sharpness,
     read_jsonl,
     read_metrics,
@@ -51,6 +53,7 @@ _HOMES = {
     SAME_THETA_LOSS: "same_theta_losses",
     SHARPNESS: "sharpness",
     NEEDLE: "trials",
+    RETRIEVAL_GRID: "grids",
     NEEDLE_SCORE: "scores",
     PAPERS_NEEDLE_SCORE: "papers_needle",
 }
@@ -87,6 +90,7 @@ class Findings:
     same_theta_losses: ByReplica[PositionLoss] = field(default_factory=dict)
     """At the training's theta."""
     trials: ByReplica[list[NeedleTrial]] = field(default_factory=dict)
+    grids: ByReplica[RetrievalGrid] = field(default_factory=dict)
     scores: ByReplica[list[NeedleScore]] = field(default_factory=dict)
     papers_needle: ByReplica[list[NeedleScore]] = field(default_factory=dict)
     sharpness: ByReplica[Sharpness] = field(default_factory=dict)
@@ -244,7 +248,7 @@ def _read_part(findings: Findings, folder: Path, part: str) -> None:
                         f"{path} is empty; take away {DONE}/{job}.json, and ssmax-lab reproduce "
                         "does that job again"
                     )
-                is_one = kind in (PositionLoss, Sharpness)
+                is_one = kind in (PositionLoss, Sharpness, RetrievalGrid)
                 found = getattr(findings, home).setdefault(name, {})
                 found[replica] = records[-1] if is_one else records
                 words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"

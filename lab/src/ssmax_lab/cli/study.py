@@ -37,7 +37,7 @@ DECIDED = {
 
 def reproduce(
     preset: Annotated[
-        str, typer.Option(help="quick, small, gpu, paper, or quick:VARIANT, small:VARIANT.")
+        str, typer.Option(help="quick, million, small, gpu, paper, or PRESET:VARIANT.")
     ] = "quick",
     configs: Annotated[
         str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")

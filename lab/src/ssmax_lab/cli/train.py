@@ -27,7 +27,7 @@ OnNonfinite = Annotated[
 
 def pretrain(
     preset: Annotated[
-        str | None, typer.Option(help="quick, small, gpu or paper; by default quick.")
+        str | None, typer.Option(help="quick, million, small, gpu or paper; by default quick.")
     ] = None,
     config: Annotated[
         str | None,

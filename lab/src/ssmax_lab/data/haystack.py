@@ -1,5 +1,6 @@
 """A needle in a haystack: a sentence with a number, hidden in a text and asked for behind it."""
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -146,6 +147,57 @@ def hidden_examples(
         tokens = [*stack.tokens, *stack.answer, end_of_document]
         examples.append(Example(tokens=np.array(tokens, np.int32), answer_start=len(stack.tokens)))
     return examples
+
+
+class NeedleDocuments:
+    """Hide a number in a stretch of a text, ask for it and answer: documents all of one length.
+
+    Document i depends on the seed and i alone, and no two are alike.
+    """
+
+    def __init__(
+        self,
+        text: np.ndarray,
+        *,
+        length: int,
+        digits: int,
+        seed: int,
+        encode: Encode,
+        breaks: frozenset[int],
+    ) -> None:
+        # Sentences, questions and numbers come again.
+        self._encode: Encode = functools.lru_cache(1 << 16)(encode)
+        self.answer_length: int = len(encode(f" {'9' * digits}"))
+        # The last token of an answer is predicted, not read.
+        self._room = length + 1 - self.answer_length
+        least = max(_bare_length(city, digits, self._encode) for city in CITIES)
+        if self._room < least:
+            raise UsageError(
+                f"a needle, its question and its answer take {least + self.answer_length} tokens, "
+                f"more than data.needle_length={length}; raise it"
+            )
+        if len(text) <= length:
+            raise UsageError(f"the text has {len(text)} tokens, too few to hide a number in")
+        self._text, self._digits, self._seed, self._breaks = text, digits, seed, breaks
+
+    def document(self, number: int) -> Haystack:
+        """Make the document of a number; its answer is not among its tokens."""
+        chance = random.Random(f"needle document {self._seed} {number}")
+        start = chance.randrange(len(self._text) - self._room)
+        return hide(
+            random_needle(chance, digits=self._digits),
+            self._text[start : start + self._room],
+            length=self._room,
+            depth=chance.random(),
+            encode=self._encode,
+            breaks=self._breaks,
+        )
+
+    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Give inputs (count, length), and the answers (count, answer) that end them."""
+        made = [self.document(number) for number in range(first, first + count)]
+        tokens = np.array([[*one.tokens, *one.answer] for one in made], np.int64)
+        return tokens[:, :-1], tokens[:, -self.answer_length :]
 
 
 def _bare_length(city: str, digits: int, encode: Encode) -> int:

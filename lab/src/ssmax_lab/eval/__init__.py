@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from ssmax_lab.eval.position_loss import measure_position_loss as measure_position_loss
     from ssmax_lab.eval.protocols import EvalModel as EvalModel
     from ssmax_lab.eval.retrieval import measure_retrieval as measure_retrieval
+    from ssmax_lab.eval.retrieval_grid import (
+        measure_retrieval_by_length as measure_retrieval_by_length,
+    )
     from ssmax_lab.eval.sharpness import measure_sharpness as measure_sharpness
 
 _HOME_OF = {
@@ -20,6 +23,7 @@ _HOME_OF = {
     "measure_needle_scores": "needle_score",
     "measure_position_loss": "position_loss",
     "measure_retrieval": "retrieval",
+    "measure_retrieval_by_length": "retrieval_grid",
 }
 
 __all__ = [
@@ -27,6 +31,7 @@ __all__ = [
     "measure_needle_scores",
     "measure_position_loss",
     "measure_retrieval",
+    "measure_retrieval_by_length",
     "measure_sharpness",
 ]
 

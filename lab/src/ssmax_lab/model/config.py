@@ -45,6 +45,8 @@ class LMConfig:
     """Sliding window; None: full attention."""
     full_every: int | None = None
     """Every so many-th layer has full attention all the same; None: all have the window."""
+    query_gain: float = 1.0
+    """Times the first weights of every query projection."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
     dropout_p: float = 0.0
@@ -80,7 +82,7 @@ class LMConfig:
             raise UsageError(
                 f"rotary_dim must be even and at most head_dim, {self.head}, got {self.rotary}"
             )
-        for name in ("theta", "norm_eps"):
+        for name in ("theta", "query_gain", "norm_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if not 0.0 <= self.dropout_p < 1.0:

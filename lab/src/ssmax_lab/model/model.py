@@ -101,7 +101,8 @@ class LM(nn.Module):
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 adds = name.endswith(("o_proj", "ff.down"))
-                nn.init.normal_(module.weight, std=residual if adds else 0.02)
+                gain = self.config.query_gain if name.endswith("q_proj") else 1.0
+                nn.init.normal_(module.weight, std=residual if adds else 0.02 * gain)
 
     @property
     def theta(self) -> float:
@@ -113,11 +114,16 @@ class LM(nn.Module):
         self.rotary.theta = theta
 
     @torch.no_grad()
-    def with_rule(self, rule: str) -> "LM":
-        """Copy under another rule: the same weights, the new rule's own at their start."""
+    def with_rule(self, rule: str, *, train_length: int | None = None) -> "LM":
+        """Copy under another rule: the same weights, the new rule's own at their start.
+
+        `train_length` is the one that the rule starts from or is defined by; None: the model's.
+        """
+        length = self.config.train_length if train_length is None else train_length
+        config = dataclasses.replace(self.config, rule=rule, train_length=length)
         # Its own weights are drawn for nothing; the caller's numbers stay where they are.
         with torch.random.fork_rng(devices=[]):
-            copy = LM(dataclasses.replace(self.config, rule=rule)).to(self.embedding.weight.device)
+            copy = LM(config).to(self.embedding.weight.device)
         shared = dict(self.named_parameters())
         for name, parameter in copy.named_parameters():
             if name in shared and not is_of_the_rule(name):

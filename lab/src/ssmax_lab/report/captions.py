@@ -16,6 +16,7 @@ NOTES = {
         "It takes the paper's path step by step and says what comes out at that size; it cannot "
         "speak for models as large as the paper's. The gpu and paper presets can."
     ),
+    "million": "The million preset tests retrieval where it can fail, and nothing else.",
     "small": "The small preset is for several seeds of each configuration.",
 }
 """What a preset is for; what holds of one study only is in its note, from its settings."""

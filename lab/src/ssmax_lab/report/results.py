@@ -39,6 +39,25 @@ HEADLINES = (
     "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )
 """What a reader wants to know first: the primary comparisons, and the heads."""
+SHORT = dict(
+    zip(
+        HEADLINES,
+        (
+            "R^2 of n less R^2 of log n, fitted to p_n",
+            "training loss, last tenth, nats",
+            "loss from T to 4T, base unchanged, nats",
+            "loss from T to the RoPE limit, larger base, nats",
+            "needle retrieval accuracy beyond T",
+            "paper's needle: weight of the top heads",
+            "random needles: weight of the top head",
+            "fall of the largest weight beyond T",
+        ),
+        strict=True,
+    )
+)
+"""Their titles where there is little room."""
+IN_SHORT = (HEADLINES[3], HEADLINES[2], HEADLINES[1])
+"""What the README says of (b) less (a)."""
 VARIED = {
     "loss from T to 4T, unchanged RoPE base, (b) - (a), nats": HEADLINES[2],
     "from T to the RoPE limit, larger base": HEADLINES[3],
@@ -48,7 +67,7 @@ VARIED = {
 """What is looked at when something is varied, by the title of its column."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
-LARGEST_FIRST = ("paper", "gpu", "small", "quick")
+LARGEST_FIRST = ("paper", "gpu", "small", "million", "quick")
 
 
 def read_results(folder: Path) -> dict[str, Findings]:
@@ -59,6 +78,7 @@ def read_results(folder: Path) -> dict[str, Findings]:
 def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     """All tables by the name that a document calls them by."""
     made = {
+        "in short": in_short(results),
         "headlines": headlines(results),
         "claims": claims(results),
         "computed": computed(results),
@@ -103,11 +123,26 @@ def shown_figures(text: str) -> dict[str, str]:
 
 
 def headlines(results: Mapping[str, Findings]) -> str:
-    """The first things to know, of the newest study of every preset."""
-    shown = _newest(results)
-    made = [findings.curves.get("b", {}) for findings in shown.values()]
-    seeds = ["", "seeds of (b)", "", *(str(len({one.seed for one in runs})) for runs in made)]
-    return _side_by_side(shown, HEADLINES, last=seeds)
+    """The first things to know, of the newest study of every preset that gives verdicts."""
+    shown = _with_verdicts(results)
+    claim_of = {text: one.claim for told in _by_text(shown) for text, one in told.items()}
+    rows = [[claim_of[text], *_short_row(shown, text)] for text in HEADLINES if text in claim_of]
+    return markdown(["claim", "(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
+
+
+def in_short(results: Mapping[str, Findings]) -> str:
+    """Tabulate three effects in the newest studies that give verdicts."""
+    shown = _with_verdicts(results)
+    rows = [_short_row(shown, text) for text in IN_SHORT]
+    return markdown(["(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
+
+
+def _by_text(shown: Mapping[str, Findings]) -> list[dict[str, Comparison]]:
+    return [{one.text: one for one in findings.comparisons} for findings in shown.values()]
+
+
+def _short_row(shown: Mapping[str, Findings], text: str) -> list[str]:
+    return [SHORT[text], *(_short_effect(told.get(text)) for told in _by_text(shown))]
 
 
 def claims(results: Mapping[str, Findings]) -> str:
@@ -122,6 +157,13 @@ def claims(results: Mapping[str, Findings]) -> str:
     return _side_by_side(shown, sorted(claim_of, key=claim_of.__getitem__))
 
 
+def _with_verdicts(results: Mapping[str, Findings]) -> dict[str, Findings]:
+    """Leave `quick`, whose model is too small, out where there is another preset."""
+    newest = _newest(results)
+    large = {name: one for name, one in newest.items() if one.study["preset"] != "quick"}
+    return large or newest
+
+
 def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
     """Of every preset, the largest first; no variants, nor what no commit holds the code of."""
     by_preset = {
@@ -132,18 +174,14 @@ def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
     return dict(sorted(by_preset.values(), key=_largest_first))
 
 
-def _side_by_side(
-    shown: Mapping[str, Findings], texts: Sequence[str], *, last: Sequence[str] | None = None
-) -> str:
-    told = [{one.text: one for one in findings.comparisons} for findings in shown.values()]
+def _side_by_side(shown: Mapping[str, Findings], texts: Sequence[str]) -> str:
+    told = _by_text(shown)
     rows = []
     for text in texts:
         found = [by_text.get(text) for by_text in told]
         first = next((one for one in found if one is not None), None)
         if first is not None:
             rows.append([first.claim, said(first), first.unit, *map(_short_effect, found)])
-    if last is not None:
-        rows.append(list(last))
     return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
 
 

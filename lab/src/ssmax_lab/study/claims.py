@@ -36,11 +36,15 @@ from ssmax_lab.analysis.statistics import (
     holm,
     over_seeds,
 )
-from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, called
-from ssmax_lab.records import Comparison, NeedleScore, Provenance
+from ssmax_lab.configurations import CONFIGURATIONS, CONTROL, PILOT_SEED, called
+from ssmax_lab.records import Comparison, NeedleScore, Provenance, RetrievalGrid
 
 MARGINS = {"C2": 0.02, "C4": 0.005, "C5": 0.05, "C6": 0.05, "C7": 0.05, "C8": 0.05}
 """The least difference that counts, in the unit of each claim's primary comparison; our choice."""
+TAUGHT = 0.95
+"""Retrieval accuracy, where it was taught, of a model that learned the task."""
+UNSATURATED = (0.1, 0.9)
+"""Where softmax's accuracy is outside, a cell can show neither a gain nor a loss."""
 NO_VERDICT = ("quick",)
 """Presets whose model is too small to speak of the paper's claims on large ones."""
 BEYOND = "beyond the training length"
@@ -176,6 +180,9 @@ def _claim_3() -> list[Result]:
 
 
 def _claim_4(findings: Findings) -> list[Result]:
+    if findings.study["pretraining"]["data"].get("needle_length"):
+        # Its training loss is half that of the needles.
+        return []
     where = "in the last tenth of training"
     pairs = [
         # No softmax with a tuned temperature was trained; against it (b) may gain less.
@@ -235,7 +242,116 @@ def _claim_5(findings: Findings) -> list[Result]:
     return _unless_empty(made)
 
 
+def unsaturated_cells(findings: Findings) -> list[tuple[float, int]]:
+    """List the RoPE bases, times the training's, and lengths at which retrieval is compared.
+
+    They are those where (a) of the pilot seed is neither near 0 nor near 1.
+    """
+    pilots = [one for run, one in findings.grids.get("a", {}).items() if run.seed == PILOT_SEED]
+    if not pilots or not learned_task(pilots[0]):
+        return []
+    least, most = UNSATURATED
+    return [
+        (factor, length)
+        for factor, row in zip(pilots[0].base_factors, pilots[0].accuracy, strict=True)
+        for length, found in zip(pilots[0].lengths, row, strict=True)
+        if length > pilots[0].taught_length and least <= found <= most
+    ]
+
+
+def learned_task(grid: RetrievalGrid) -> bool:
+    """Tell whether retrieval works at the length and the RoPE base at which it was taught."""
+    return grid.accuracy[0][0] >= TAUGHT
+
+
+def mean_accuracy(grid: RetrievalGrid, cells: Sequence[tuple[float, int]]) -> float:
+    """Average the accuracy over cells."""
+    return float(np.mean([
+        grid.accuracy[grid.base_factors.index(factor)][grid.lengths.index(length)]
+        for factor, length in cells
+    ]))  # fmt: skip
+
+
+def _claim_6_unsaturated(findings: Findings) -> list[Result]:
+    """Compare retrieval at lengths at which it was not taught, of models that learned it."""
+    cells = unsaturated_cells(findings)
+    if not cells:
+        return []
+    counted: dict[str, dict[Replica, RetrievalGrid]] = {}
+    for name, grids in findings.grids.items():
+        trained = findings.grids.get(CONFIGURATIONS[name].base or name, {})
+        counted[name] = {
+            run: grid
+            for run, grid in grids.items()
+            if run.seed != PILOT_SEED and run in trained and learned_task(trained[run])
+        }
+    where = "where softmax retrieves neither all nor nothing"
+
+    def retrieves_more(first: str, second: str, at: str = where) -> Pair:
+        text = f"{at}, {called(first)} retrieves more than {called(second)}"
+        return Pair(first, second, text, is_papers=False)
+
+    pairs = [
+        Pair("b", "a", f"{where}, (b) retrieves more than (a)", "above"),
+        retrieves_more("c", "a"),
+        retrieves_more("b", CONTROL),
+    ]
+    for name, one in CONFIGURATIONS.items():
+        if name in counted:
+            pairs += [retrieves_more(name, other) for other in one.loses_less_than]
+            pairs += [retrieves_more(other, name) for other in one.loses_more_than]
+    length = findings.train_length
+    parts = {
+        "at the unchanged RoPE base, to T": [(f, n) for f, n in cells if f == 1 and n <= length],
+        "at larger RoPE bases, to T": [(f, n) for f, n in cells if f > 1 and n <= length],
+        "beyond T": [(f, n) for f, n in cells if n > length],
+    }
+    results = _retrieved(pairs, counted, cells)
+    for words, some in parts.items():
+        if some:
+            pair = retrieves_more("b", "a", f"{where}, {words}")
+            results += _retrieved([pair], counted, some)
+    return [*results, *_missed_gate(findings)]
+
+
+def _retrieved(
+    pairs: Sequence[Pair],
+    counted: Mapping[str, Mapping[Replica, RetrievalGrid]],
+    cells: Sequence[tuple[float, int]],
+) -> list[Result]:
+    values = {
+        name: {run: mean_accuracy(grid, cells) for run, grid in found.items()}
+        for name, found in counted.items()
+    }
+    made = []
+    for pair in pairs:
+        failed = [
+            called(name) for name in (pair.first, pair.second) if counted.get(name, True) == {}
+        ]
+        interval = (
+            f"{' and '.join(failed)} did not learn the task" if failed else _interval(pair, values)
+        )
+        unit = "of the numbers"
+        made.append(Result("C6", pair.text, interval, unit, pair.expected, pair.is_ours))
+    return made
+
+
+def _missed_gate(findings: Findings) -> list[Result]:
+    """Tell which configurations have seeds that did not learn the task, and count for nothing."""
+    missed: list[Result] = []
+    for name, grids in findings.grids.items():
+        runs = [run for run in grids if run.seed != PILOT_SEED]
+        failed = [run for run in runs if not learned_task(grids[run])]
+        if failed and not CONFIGURATIONS[name].base:
+            text = f"{called(name)} did not learn the task where it was taught, and is left out"
+            basis = f"{len(failed)} of {len(runs)} seeds: below {TAUGHT:g}"
+            missed.append(Result("C6", text, basis, "of the numbers", is_ours=True))
+    return missed
+
+
 def _claim_6(findings: Findings) -> list[Result]:
+    if findings.grids:
+        return _claim_6_unsaturated(findings)
     length = findings.train_length
     pairs = _above(f"{BEYOND} the needle retrieval accuracy of (b) is above that of {{}}")
     accuracy = _values(findings.trials, retrieval_accuracy(length, is_long=True))

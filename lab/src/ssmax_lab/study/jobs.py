@@ -106,7 +106,8 @@ def _finetune(study: Study, folder: Path, job: Job, *, data: Path, device: str |
 
 
 def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | None) -> None:
-    one, is_pretrained = CONFIGURATIONS[job.configuration], job.kind == "loss"
+    one = CONFIGURATIONS[job.configuration]
+    is_pretrained = job.kind == "loss" or study.teaches_needles
     if is_pretrained:
         run = pretrained_folder(folder, job.of_pretrained)
     else:
@@ -119,17 +120,22 @@ def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         "constant": study.test_constant,
     }
 
-    def measurement(theta: float) -> Measurement:
+    def measurement(theta: float | None, length: int | None = None) -> Measurement:
         return Measurement.of_run(
             run,
             data=data,
             theta=theta,
             rule=one.rule if is_replaced else None,
             s=s_of[one.s] if is_replaced else None,
+            length=length,
             results=folder / RESULTS / job.run,
             device=device,
         )
 
+    if job.kind == "needle" and study.teaches_needles:
+        # Rules that know a training length are told the one that retrieval was taught at.
+        _measure_grid(study, measurement(None, study.retrieval_lengths[0]), job.seed)
+        return
     here = measurement(study.theta)
     if is_pretrained:
         unchanged = measurement(study.pretraining.model.theta)
@@ -175,6 +181,20 @@ def _measure_losses(study: Study, by_file: Mapping[str, Measurement]) -> None:
             file=file,
             on_progress=count.part(file),
         )
+
+
+def _measure_grid(study: Study, here: Measurement, seed: int) -> None:
+    here.retrieval_grid(
+        base_factors=study.base_factors,
+        lengths=study.retrieval_lengths,
+        depths=np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist(),
+        trials=study.needle_trials,
+        weighed=2,
+        digits=study.pretraining.data.needle_digits,
+        batch=study.batch,
+        seed=seed,
+        on_progress=lambda what, done, total: log_progress(logger, what, done, total),
+    )
 
 
 def _measure_needles(study: Study, here: Measurement, seed: int) -> None:

@@ -24,6 +24,7 @@ from ssmax_lab.eval import (
     measure_needle_scores,
     measure_position_loss,
     measure_retrieval,
+    measure_retrieval_by_length,
     measure_sharpness,
 )
 from ssmax_lab.eval.protocols import OnProgress, silent
@@ -34,11 +35,13 @@ from ssmax_lab.records import (
     PAPERS_NEEDLE_SCORE,
     POSITION_LOSS,
     RECORD_TYPES,
+    RETRIEVAL_GRID,
     SHARPNESS,
     NeedleScore,
     NeedleTrial,
     PositionLoss,
     Provenance,
+    RetrievalGrid,
     Sharpness,
     config_hash,
     read_jsonl,
@@ -92,12 +95,14 @@ class Measurement:
         theta: float | None,
         rule: str | None,
         s: float | Literal["kept"] | None = None,
+        length: int | None = None,
         results: Path,
         device: str | None,
     ) -> "Measurement":
         """Load a run's model, under another rule or theta where one is given.
 
-        Under another rule s begins anew, unless it is given or to be kept.
+        Under another rule s begins anew, unless it is given or to be kept, and the training length
+        that it knows may be another.
         """
         config = read_run_config(folder)
         here = select_device(device)
@@ -105,7 +110,7 @@ class Measurement:
         weights = weights_hash(model)
         # Its own rule stays with what it has learned.
         rule = None if rule == model.config.rule else rule
-        model = (model if rule is None else _under(model, rule, s)).to(here).eval()
+        model = (model if rule is None else _under(model, rule, s, length)).to(here).eval()
         model.theta = model.theta if theta is None else theta
         measured = cls(
             model,
@@ -251,6 +256,50 @@ class Measurement:
                 on_progress=on_progress,
             )
 
+    def retrieval_grid(
+        self,
+        *,
+        base_factors: Sequence[float],
+        lengths: Sequence[int],
+        depths: Sequence[float],
+        trials: int,
+        weighed: int,
+        digits: int,
+        batch: int,
+        seed: int,
+        on_progress: OnProgress = silent,
+    ) -> RetrievalGrid:
+        """Measure retrieval at several RoPE bases, times the model's, by length."""
+        model, text = self.model, haystack_text(self.shards)
+        assert isinstance(model, LM)
+        own, rows = model.theta, []
+        for factor in base_factors:
+            model.theta = own * factor
+            with self.precision():
+                rows.append(
+                    measure_retrieval_by_length(
+                        model, self.tokenizer, text, lengths=lengths, depths=depths, trials=trials,
+                        weighed=weighed, digits=digits, seed=seed, batch=batch, device=self.device,
+                    )
+                )  # fmt: skip
+            on_progress("base", len(rows), len(base_factors))
+        model.theta = own
+        record = RetrievalGrid(
+            run=self.run,
+            taught_length=lengths[0],
+            base_factors=list(base_factors),
+            lengths=list(lengths),
+            count=trials * len(depths),
+            accuracy=[found for found, _ in rows],
+            weights=[weights for _, weights in rows],
+            provenance=self.provenance(
+                seed=seed, digits=digits, trials=trials, depths=list(depths), lengths=list(lengths),
+                base_factors=list(base_factors),
+            ),
+        )  # fmt: skip
+        self._write(RETRIEVAL_GRID, [record])
+        return record
+
     def needle_scores(
         self,
         *,
@@ -297,9 +346,9 @@ class Measurement:
 
 
 @torch.no_grad()
-def _under(model: LM, rule: str, s: float | Literal["kept"] | None) -> LM:
+def _under(model: LM, rule: str, s: float | Literal["kept"] | None, length: int | None) -> LM:
     """Copy a model under another rule; where s is kept, a rule that learns none has 1."""
-    copy = model.with_rule(rule)
+    copy = model.with_rule(rule, train_length=length)
     if s is not None:
         for new, old in zip(_scales(copy), _scales(model), strict=True):
             kept = getattr(old, "s", torch.ones(()))

@@ -34,6 +34,7 @@ from ssmax_lab.records import (
     STUDY,
     NeedleScore,
     PositionLoss,
+    RetrievalGrid,
     Sharpness,
     config_hash,
     read_jsonl,
@@ -127,6 +128,8 @@ def _short(record: Any) -> Any:
                 entropy=[_rounded(heads, 6) for heads in record.entropy],
                 largest=[_rounded(heads, 6) for heads in record.largest],
             )
+        case RetrievalGrid():
+            return dataclasses.replace(record, weights=np.round(record.weights, 4).tolist())
         case NeedleScore():
             # Only heads near the top one are looked at.
             top = max(map(max, record.number_scores))

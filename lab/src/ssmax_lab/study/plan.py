@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from ssmax._files import write_whole
 from ssmax.errors import UsageError
-from ssmax_lab.configurations import CONFIGURATIONS, PROBE
+from ssmax_lab.configurations import CONFIGURATIONS, PILOT_SEED, PROBE
 from ssmax_lab.model.config import nearest
 from ssmax_lab.records import (
     DONE,
@@ -102,6 +102,13 @@ def plan(
         raise UsageError(f"seeds must be at least 1, got {seeds}")
     count = {name: study.seeds[name] if seeds is None else seeds for name in chosen}
     kinds = set(KINDS[1:]) if figures is None else set().union(*(_KINDS[one] for one in figures))
+    if study.teaches_needles:
+        # Nothing is taught later, and (e) would be nothing but (a).
+        kinds -= {"finetune"}
+        count = {
+            name: 0 if CONFIGURATIONS[name].applied == "fine-tuning" else number
+            for name, number in count.items()
+        }
     by_name: dict[str, Job] = {}
 
     def add(kind: Kind, name: str = "", seed: int = 0) -> str:
@@ -119,14 +126,16 @@ def plan(
             # It is (a) until its last steps.
             if one.applied == "last steps" and seed - first_seed < count.get("a", 0):
                 yield add("pretrain", "a", seed)
-        elif kind == "needle":
+        elif kind == "needle" and not study.teaches_needles:
             yield add("finetune", name if one.is_finetuned else one.base, seed)
         else:
             yield add("pretrain", one.base or name, seed)
 
     for number in range(max(count.values(), default=0)):
         for name in chosen:
-            if number < count[name]:
+            # Of the pilot seed only (a) is looked at: where it is between all and nothing.
+            is_idle = study.teaches_needles and first_seed + number == PILOT_SEED and name != "a"
+            if number < count[name] and not is_idle:
                 for kind in sorted(kinds):
                     if _applies(kind, name, figures):
                         add(kind, name, first_seed + number)

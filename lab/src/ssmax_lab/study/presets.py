@@ -58,6 +58,8 @@ class Study:
     papers_needle_trials: int = 10
     """Haystacks for the paper's own needle, at half the depth."""
     sharpness_documents: int = 8
+    base_factors: tuple[float, ...] = (1.0, 4.0, 8.0, 16.0, 50.0)
+    """Times the training's theta, where retrieval was taught in pretraining."""
 
     def __post_init__(self) -> None:
         longest = min(self.loss_length, max(self.needle_lengths))
@@ -76,6 +78,18 @@ class Study:
     def train_length(self) -> int:
         """Of pretraining and fine-tuning alike."""
         return self.pretraining.model.train_length
+
+    @property
+    def teaches_needles(self) -> bool:
+        """Whether retrieval is taught in pretraining; then nothing is fine-tuned."""
+        return self.pretraining.data.needle_length > 0
+
+    @property
+    def retrieval_lengths(self) -> tuple[int, ...]:
+        """From where retrieval was taught, over T, to 10T."""
+        taught, length = self.pretraining.data.needle_length, self.train_length
+        within = [taught * 2**power for power in range(16) if taught * 2**power < length]
+        return (*within, length, 2 * length, 4 * length, 10 * length)
 
     @property
     def tokens_trained(self) -> int:
@@ -183,6 +197,30 @@ def gpu() -> Study:
     )
 
 
+def million() -> Study:
+    """Test retrieval where it can fail: taught in 256 bytes, asked for in up to 10,240, on one GPU.
+
+    The first of seven seeds is a pilot that is not counted.
+    """
+    return Study(
+        **_of_preset("million"),
+        validation_fraction=0.05,
+        questions="hidden",
+        finetuning={},
+        # The largest that widths of 32 bear; it sets the constant that is applied at test time.
+        theta_factor=8.0,
+        loss_length=10_240,
+        loss_documents=64,
+        needle_lengths=(512, 1024, 2048, 4096, 10_240),
+        digits=4,
+        score_length=1024,
+        batch=55,
+        seconds={"data": 20, "pretrain": 180, "finetune": 1, "loss": 20, "needle": 20},
+        measured_on="one H200, thirteen jobs at a time",
+        workers_per_core=False,
+    )
+
+
 def small() -> Study:
     """Train three seeds of a smaller model on one GPU, measured at half of the paper's lengths.
 
@@ -225,7 +263,7 @@ def paper() -> Study:
     )
 
 
-PRESETS = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}
+PRESETS = {"quick": quick, "million": million, "small": small, "gpu": gpu, "paper": paper}
 
 
 def _variants(preset: str, **sizes: tuple[int, int]) -> dict[str, dict[str, Any]]:
@@ -254,12 +292,31 @@ def _variants(preset: str, **sizes: tuple[int, int]) -> dict[str, dict[str, Any]
     }
 
 
+def _decaying(steps: int) -> dict[str, Any]:
+    return {"schedule.kind": "warmup-stable-decay", "schedule.decay_steps": steps}
+
+
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "quick": _variants("quick", smaller=(2, 3), larger=(4, 6)),
     "small": {
         **_variants("small", smaller=(4, 4), larger=(8, 8)),
         # As many tokens a step as the preset.
         "length-1k": {"model.train_length": 1024, "run.batch_size": 32, "run.micro_batch": 32},
+        # The preset's text in smaller steps, and as many tokens of needles as of text.
+        "needles": {
+            "data.needle_length": 128,
+            "data.validation_windows": 0,
+            "run.batch_size": 48,
+            "run.micro_batch": 48,
+            **_decaying(400),
+        },
+        # With the factor of (a)'s queries at (c)'s mean, and half way there.
+        "gain-2": {"model.query_gain": 2.3},
+        "gain-5": {"model.query_gain": 5.25},
+        "scale-lr": {"optim.scale_lr": 10.0},
+    },
+    "gpu": {
+        "needles": {"data.needle_length": 256, "data.validation_windows": 0, **_decaying(800)},
     },
 }
 

@@ -220,7 +220,8 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     values = read_study_file(folder)
     study = values["study"]
     study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
-    study["needle_lengths"] = tuple(study["needle_lengths"])
+    for name in ("needle_lengths", "base_factors"):
+        study[name] = tuple(study[name])
     jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
     return Study(**study), {job.name: job for job in jobs}
 

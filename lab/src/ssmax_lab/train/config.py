@@ -39,8 +39,18 @@ class DataConfig:
     """Decides the order of the samples."""
     validation_windows: int = 64
     """Windows of the validation shards that are looked at; 0: never."""
+    needle_length: int = 0
+    """Tokens of a document with a hidden number and its question, mixed into pretraining; 0: none.
+    No two are alike; the loss is that of the number, which weighs as much as the text."""
+    needles_per_row: int = 4
+    """Of these documents with every row of text."""
+    needle_digits: int = 4
+    """Of their numbers."""
 
     def __post_init__(self) -> None:
+        _at_least("data.needle_length", self.needle_length, 0)
+        _at_least("data.needles_per_row", self.needles_per_row, 1)
+        _at_least("data.needle_digits", self.needle_digits, 1)
         _at_least("data.validation_windows", self.validation_windows, 0)
         _seed("data.seed", self.seed)
 
@@ -61,10 +71,13 @@ class OptimConfig:
     """Decoupled, times the learning rate."""
     max_grad_norm: float = 1.0
     """Gradients are clipped to this norm; 0: never."""
+    scale_lr: float = 1.0
+    """The learning rate of what the scaling rules learn, times lr."""
 
     def __post_init__(self) -> None:
         _positive("optim.lr", self.lr)
         _positive("optim.eps", self.eps)
+        _positive("optim.scale_lr", self.scale_lr)
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UsageError(

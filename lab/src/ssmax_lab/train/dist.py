@@ -152,6 +152,8 @@ def parallelize(
         # Blocks and norms share one piece of code, of which 8 versions would be kept: first and
         # later blocks, windows, validation and a last batch that is smaller make more.
         torch._dynamo.config.recompile_limit = VERSIONS_KEPT
+        # A step has rows of two lengths at most: a graph for each is faster than one for all.
+        torch._dynamo.config.automatic_dynamic_shapes = False
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
         for block in blocks:
             block.compile()

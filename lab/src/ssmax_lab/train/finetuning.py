@@ -67,14 +67,16 @@ class Rows:
             {"questions": content.hexdigest(), "length": length, "seed": seed}
         )
 
-    def rows(self, first: int, count: int) -> Batch:
+    def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many rows from the first on, end to end, with the bounds of all examples."""
         rows = self.stream.batch(first, count)
-        return Batch(
-            inputs_BT=torch.cat([row.tokens for row in rows]).unsqueeze(0),
-            targets_BT=torch.cat([row.targets for row in rows]).unsqueeze(0),
-            cu_seqlens=_joined_bounds(rows),
-        )
+        return [
+            Batch(
+                inputs_BT=torch.cat([row.tokens for row in rows]).unsqueeze(0),
+                targets_BT=torch.cat([row.targets for row in rows]).unsqueeze(0),
+                cu_seqlens=_joined_bounds(rows),
+            )
+        ]
 
 
 def _joined_bounds(rows: list[Packed]) -> torch.Tensor:

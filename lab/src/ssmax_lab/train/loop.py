@@ -507,14 +507,14 @@ def accumulate_gradients(
 ) -> Tensor:
     """Add up the gradients of the mean loss of a step; return that loss, over all ranks."""
     batches = [batch.to(ranks.device) for batch in batches]
-    counted = sum((batch.targets_BT != IGNORE).sum() for batch in batches)
+    counted = sum(batch.weight * (batch.targets_BT != IGNORE).sum() for batch in batches)
     assert isinstance(counted, Tensor)
     total = ranks.sum(counted).clamp_min(1)
     summed = torch.zeros((), device=ranks.device)
     for index, batch in enumerate(batches):
         with no_sync(loss, until_last=index < len(batches) - 1):
             with _precision(precision, ranks):
-                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens) * batch.weight
             # Ranks average their gradients; the loss is a mean over the tokens of all of them.
             (part * (ranks.size / total)).backward()
         summed += part.detach()

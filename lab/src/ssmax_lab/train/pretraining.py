@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ssmax.errors import UsageError
+from ssmax_lab.data.haystack import NeedleDocuments, haystack_text, sentence_ends
 from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet, Vocabulary
 from ssmax_lab.data.stream import TokenStream
+from ssmax_lab.data.tokenizer import FILE as TOKENIZER
+from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax_lab.records import RUN_CONFIG, config_hash
-from ssmax_lab.train.config import TrainConfig, flat
+from ssmax_lab.train.config import DataConfig, TrainConfig, flat
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
 from ssmax_lab.train.run import check_text, check_vocabulary, resumed_config
@@ -23,10 +28,44 @@ class Windows:
             {"shards": shards.fingerprint, "length": length, "seed": seed}
         )
 
-    def rows(self, first: int, count: int) -> Batch:
+    def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many samples from the first on."""
         inputs_BT, targets_BT = self.stream.batch(first, count)
-        return Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)
+        return [Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)]
+
+
+class WithNeedles:
+    """Windows of text as samples, each with a few documents that hide a number."""
+
+    def __init__(self, text: Windows, needles: NeedleDocuments, *, per_row: int) -> None:
+        self.stream: TokenStream = text.stream
+        self._text, self._needles, self._per_row = text, needles, per_row
+        first = [needles.document(number).tokens for number in range(per_row)]
+        self.fingerprint: str = config_hash({"text": text.fingerprint, "needles": first})
+
+    def batches(self, first: int, count: int) -> list[Batch]:
+        """Give so many windows from the first on, and their documents."""
+        inputs, targets = self._needles.batch(first * self._per_row, count * self._per_row)
+        needles = Batch(
+            inputs_BT=torch.from_numpy(inputs.copy()),
+            targets_BT=torch.from_numpy(targets.copy()),
+            # All numbers of a step together weigh as much as its text.
+            weight=self.stream.length / (self._per_row * self._needles.answer_length),
+        )
+        return [*self._text.batches(first, count), needles]
+
+
+def with_needles(text: Windows, config: DataConfig, tokenizer: Tokenizer) -> WithNeedles:
+    """Mix in documents that hide numbers in the same text, as a configuration asks for."""
+    needles = NeedleDocuments(
+        haystack_text(text.stream.shards),
+        length=config.needle_length,
+        digits=config.needle_digits,
+        seed=config.seed,
+        encode=tokenizer.encode,
+        breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
+    )
+    return WithNeedles(text, needles, per_row=config.needles_per_row)
 
 
 def pretrain(
@@ -45,10 +84,16 @@ def pretrain(
         raise UsageError("data.base and data.questions are fine-tuning's; leave them out")
     data = Path(config.data.folder)
     check_text(config)
+    samples: Windows | WithNeedles
     samples, validation = text_windows(
         data, config, check=lambda vocabulary: check_vocabulary(vocabulary, config, data)
     )
     tokenizer = samples.stream.shards.vocabulary.name
+    if config.data.needle_length:
+        own = data / TOKENIZER
+        samples = with_needles(
+            samples, config.data, load_tokenizer(str(own) if own.is_file() else tokenizer)
+        )
     # Resolved, so that the run can resume from wherever it is asked to.
     config = config.with_overrides(
         {"data.folder": str(data.resolve()), "data.tokenizer": tokenizer}

@@ -93,6 +93,34 @@ def quick() -> TrainConfig:
     )
 
 
+def million() -> TrainConfig:
+    """Configure a million parameters that read bytes, and are taught retrieval in short documents.
+
+    All positions to 1,024 are trained by text; numbers are looked up in 256 bytes alone.
+    """
+    return TrainConfig(
+        model=LMConfig(
+            num_layers=4,
+            num_heads=4,
+            hidden_size=128,
+            intermediate_size=352,
+            vocab_size=257,
+            train_length=1024,
+        ),
+        data=DataConfig(needle_length=256, needles_per_row=8, validation_windows=0),
+        optim=OptimConfig(lr=2e-3),
+        schedule=ScheduleConfig(kind="warmup-stable-decay", warmup_steps=100, decay_steps=600),
+        run=RunConfig(
+            recipe="million",
+            steps=3000,
+            batch_size=24,
+            micro_batch=24,
+            checkpoint_every=1500,
+            scale_every=50,
+        ),
+    )
+
+
 def small() -> TrainConfig:
     """Configure 49 M parameters, 39 M of them its two tables of tokens: a minute on one GPU."""
     return TrainConfig(
@@ -112,10 +140,11 @@ def small() -> TrainConfig:
     )
 
 
-PRETRAINING = {"quick": quick, "small": small, "gpu": gpu, "paper": paper}
+PRETRAINING = {"quick": quick, "million": million, "small": small, "gpu": gpu, "paper": paper}
 
 DEFAULT_TEXT = {
     "quick": ("embedded", "small"),
+    "million": ("embedded", "bytes"),
     "small": ("embedded", "gpt2-digits"),
     "gpu": ("embedded", "gpt2-digits"),
     "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),

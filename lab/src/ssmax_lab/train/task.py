@@ -3,7 +3,7 @@
 # B rows, T tokens of a row, C channels
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.model import LM, LMConfig, save_lm
 from ssmax_lab.model.checkpoint import lm_of_shapes
 from ssmax_lab.model.loss import linear_cross_entropy
+from ssmax_lab.model.model import is_of_the_rule
 from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
 from ssmax_lab.train.dist import DistContext, full_tensor, parallelize
 from ssmax_lab.train.run import MODEL
@@ -23,11 +24,16 @@ from ssmax_lab.train.run import MODEL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of inputs and targets; with cu_seqlens one row of packed examples."""
+    """Rows of inputs and targets; with cu_seqlens one row of packed examples.
+
+    Fewer targets than inputs are those of the last inputs.
+    """
 
     inputs_BT: Tensor
     targets_BT: Tensor
     cu_seqlens: Tensor | None = None
+    weight: float = 1.0
+    """Of every target in the mean loss of a step."""
 
     def pinned(self) -> "Batch":
         """Copy to memory that a device can read by itself."""
@@ -42,6 +48,7 @@ class Batch:
             inputs_BT=function(self.inputs_BT),
             targets_BT=function(self.targets_BT),
             cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
+            weight=self.weight,
         )
 
 
@@ -53,15 +60,18 @@ class Samples(Protocol):
         """Identify the samples and their order."""
         ...
 
-    def rows(self, first: int, count: int) -> Batch:
-        """Give so many samples from the first on; packed ones as a single row, end to end."""
+    def batches(self, first: int, count: int) -> Sequence[Batch]:
+        """Give so many samples from the first on, those of one length in a batch.
+
+        Packed ones are a single row, end to end.
+        """
         ...
 
 
 def micro_batches(samples: Samples, *, first: int, count: int, size: int) -> Iterator[Batch]:
     """Yield samples in passes of at most `size`, each made when it is asked for."""
     for start in range(first, first + count, size):
-        yield samples.rows(start, min(size, first + count - start))
+        yield from samples.batches(start, min(size, first + count - start))
 
 
 class TrainTask(Protocol):
@@ -100,7 +110,7 @@ class Loss(nn.Module):
     ) -> Tensor:
         """Sum over all targets that count; cu_seqlens bounds what attends to each other."""
         if cu_seqlens is None:
-            hidden_BTC = self.model.hidden(inputs_BT)
+            hidden_BTC = self.model.hidden(inputs_BT)[:, -targets_BT.shape[1] :]
         else:
             # Every batch packs another number of documents, none longer than a training row. The
             # mark stays on the tensor only where nothing has to be cast.
@@ -136,13 +146,15 @@ class LMTask:
         return parallelize(Loss(model), model.blocks, config, ranks)
 
     def optimizer(self, model: LM, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
-        """Decay what has two dimensions or more: s, b and p_n stay free."""
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        decayed = [parameter for parameter in parameters if parameter.dim() >= 2]
-        free = [parameter for parameter in parameters if parameter.dim() < 2]
+        """Decay what has two dimensions or more: s, b and p_n stay free, at a rate of their own."""
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+        decayed = [one for _, one in named if one.dim() >= 2]
+        free = [one for name, one in named if one.dim() < 2 and not is_of_the_rule(name)]
+        scales = [one for name, one in named if one.dim() < 2 and is_of_the_rule(name)]
         groups = [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": free, "weight_decay": 0.0},
+            {"params": scales, "weight_decay": 0.0, "lr_share": config.scale_lr},
         ]
         return adamw(groups, config, device)
 

@@ -10,15 +10,16 @@ from ssmax.cli.convert import convert
 from ssmax.cli.doctor import doctor
 from ssmax.cli.export import export
 from ssmax.cli.options import show_version
+from ssmax.cli.serve import serve
 
 app: typer.Typer = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, export them, and see what it costs.",
+    help="Scalable-Softmax: convert models, export and serve them, and see what it costs.",
 )
-for _verb in (convert, export, bench, doctor):
+for _verb in (convert, export, serve, bench, doctor):
     app.command()(_verb)
 
 Version = Annotated[

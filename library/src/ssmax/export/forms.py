@@ -45,7 +45,10 @@ def check_exportable(folder: Path) -> None:
             f"PeftModel.from_pretrained{loaded}.merge_and_unload().{then}"
         )
     if not folder.is_dir():
-        raise UsageError(f"there is no folder {folder}; give that of a converted model")
+        raise UsageError(
+            f"there is no folder {folder}; give that of a converted model, which of a run of "
+            f"ssmax-lab ssmax-lab export {folder} OUT makes"
+        )
     if not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} is no model: it holds no {CONFIG}; give the folder of a converted model"

@@ -1,6 +1,7 @@
 """A converted model for people without this package: its weights and one file of code."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def save_remote_code(
             "PEFT has changed this model; merge_and_unload gives one that can be saved"
         )
     kind, config = type(saved), type(saved.config)
-    if getattr(transformers, kind.__name__, None) is not kind:
+    if not kind.__module__.startswith("transformers."):
         raise UsageError(
             f"{kind.__name__} is not a class of Transformers, so that it could not be built from "
             "one file; save_pretrained keeps remote code as it is"
@@ -108,6 +109,24 @@ def save_remote_code(
     write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
+def is_our_code(folder: Path) -> bool:
+    """True where all code that a folder brings is what this package would write into it."""
+    if {path.name for path in folder.rglob("*.py")} != {f"{MODULE}.py"}:
+        return False
+    names: dict[str, str] = {}
+    for path in folder.glob("*config.json"):
+        values = json.loads(path.read_text())
+        names |= values.get("auto_map", {})
+    # "owner/name--module.Class" would be code from the Hub.
+    own = re.compile(rf"{MODULE}\.{CLASS_PREFIX}(\w+)")
+    found = {auto: own.fullmatch(str(name)) for auto, name in names.items()}
+    heads = {auto: match[1] for auto, match in found.items() if match}
+    if len(heads) < len(names):
+        return False
+    config = heads.pop("AutoConfig", None)
+    return (folder / f"{MODULE}.py").read_text() == source(heads, config)
+
+
 def source(heads: Mapping[str, str], config: str | None) -> str:
     """Write the file: our own lines, and a class for each one that an Auto class takes."""
     roots = ["Converted"]
@@ -120,6 +139,10 @@ def source(heads: Mapping[str, str], config: str | None) -> str:
     for name, auto in {name: auto for auto, name in heads.items()}.items():
         parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
     definitions = bundle(_MODULES, roots, _INSTEAD)
+    # `transformers serve` looks for a class by its name in there, also for that of remote code; of
+    # the module two copies may be loaded, which share their type.
+    own = [f"{CLASS_PREFIX}{name}" for name in dict.fromkeys(heads.values())]
+    parts.append("\n".join(f"type(transformers).{name} = {name}" for name in own))
     return f"{_HEAD}import transformers\n{definitions}\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
+from ssmax.distributed import SequenceShard
 from ssmax.errors import UsageError
 from ssmax.nn.cache import KVCache
 from ssmax.nn.norm import RMSNorm
@@ -119,16 +120,26 @@ class SelfAttention(nn.Module):
         mask_spec: MaskSpec | None = None,
         num_keys: Tensor | None = None,
         rotary: tuple[Tensor, Tensor] | None = None,
+        shard: SequenceShard | None = None,
     ) -> Tensor:
         """Attend from the new tokens to all keys; a cache is written, not advanced.
 
         `key_padding_mask` (B, S) and `cu_seqlens` cover the cached keys too; `positions` restart
         with each packed document. A model computes `mask_spec`, `num_keys` and `rotary` once for
         all its layers and hands them in, in place of the above and of the layer's own window;
-        alone, the layer makes them itself.
+        alone, the layer makes them itself. With a `shard` x holds this rank's tokens of a sequence
+        that is split over ranks; positions and documents are the shard's.
         """
         if x_BTC.dim() != 3:
             raise UsageError(f"x must be (batch, tokens, hidden size), got {tuple(x_BTC.shape)}")
+        if shard is not None:
+            given = (key_padding_mask, positions, cu_seqlens, cache, mask_spec)
+            if any(one is not None for one in given):
+                raise UsageError(
+                    "a shard has its positions and documents, and takes no padding and no cache; "
+                    "pass nothing else of that kind with it"
+                )
+            return self._split(x_BTC, shard, num_keys, rotary)
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
         if mask_spec is not None:
@@ -162,6 +173,29 @@ class SelfAttention(nn.Module):
             mask_spec,
             dropout_p=self.dropout_p if self.training else 0.0,
             backend=self.backend,
+        )
+        return self.o_proj(out_BHTD.transpose(1, 2).flatten(-2))
+
+    def _split(
+        self,
+        x_BTC: Tensor,
+        shard: SequenceShard,
+        num_keys: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+    ) -> Tensor:
+        """Attend from this rank's tokens to those of all ranks."""
+        if not self.is_causal or (self.training and self.dropout_p):
+            raise UsageError(
+                "attention over a split sequence is causal and has no dropout, got "
+                f"is_causal={self.is_causal} and dropout_p={self.dropout_p}"
+            )
+        num_keys = shard.num_keys(self.window) if num_keys is None else num_keys
+        cos, sin = self.rotary(shard.positions) if rotary is None else rotary
+        q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin)
+        v_BGTD = self._heads(self.v_proj(x_BTC))
+        # The query is scaled already.
+        out_BHTD = shard.attention(
+            q_BHTD, k_BGTD, v_BGTD, 0.0, bias=1.0, window=self.window, backend=self.backend
         )
         return self.o_proj(out_BHTD.transpose(1, 2).flatten(-2))
 

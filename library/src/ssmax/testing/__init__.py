@@ -7,7 +7,7 @@ Nothing here imports the operations that it judges.
 """
 
 from ssmax.testing.budget import assert_no_worse_than
-from ssmax.testing.cases import Case, named_cases, random_case
+from ssmax.testing.cases import Case, SplitCase, named_cases, random_case, split_cases
 from ssmax.testing.check import Outcome, Report, check_attention
 from ssmax.testing.laws import LAWS, check_laws
 from ssmax.testing.oracle import naive_attention, oracle_attention, oracle_mask
@@ -19,6 +19,7 @@ __all__ = [
     "LargestTensor",
     "Outcome",
     "Report",
+    "SplitCase",
     "assert_no_worse_than",
     "check_attention",
     "check_laws",
@@ -27,4 +28,5 @@ __all__ = [
     "oracle_attention",
     "oracle_mask",
     "random_case",
+    "split_cases",
 ]

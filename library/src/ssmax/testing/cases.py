@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmax.testing.oracle import oracle_mask
+from ssmax.testing.oracle import oracle_attention, oracle_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,116 @@ class Case:
             num_queries, self.k.shape[2], batch=batch, num_heads=num_heads, **self.mask_options
         )
 
+    def exact(self, **changes: Any) -> Tensor:
+        """Compute the output by the definition, with s, bias or num_keys changed."""
+        s = changes.pop("s", self.s)
+        return oracle_attention(self.q, self.k, self.v, s, **{**self.options, **changes})
+
+    def mistaken_counts(self) -> dict[str, Tensor | int]:
+        """List what n has been taken for, in published code."""
+        batch, heads, queries, width = self.q.shape
+        keys = self.k.shape[2]
+        n = self.mask().sum(-1).clamp_min(1)
+        index = torch.arange(keys - queries, keys)
+        return {
+            "the number of keys, seen or not": keys,
+            "the number of queries": queries,
+            "the position in the row, whatever is masked": (index + 1).clamp_min(1),
+            "the position in the chunk, without the cache": torch.arange(1, queries + 1),
+            "n + 1": n + 1,
+            "the n of the first row": n[:1].expand(batch, heads, queries),
+            "head_dim": width,
+            "the hidden size": heads * width,
+        }
+
     def __str__(self) -> str:
         options = ", ".join(f"{name}={_brief(value)}" for name, value in self.options.items())
         shape = f"q {tuple(self.q.shape)}, k {tuple(self.k.shape)}, {self.q.dtype}"
         return f"{self.name} (seed {self.seed}): {shape}, {options}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCase(Case):
+    """One rank's share of a sequence: `attention(q, k, v, s, positions=..., ...)` on every rank.
+
+    Where `documents` are among the options, they name the document of each token.
+    """
+
+    whole: Case
+    """The sequence."""
+    shares: list[Tensor]
+    """Which of its tokens each rank holds."""
+    rank: int
+
+    def exact(self, **changes: Any) -> Tensor:
+        """Compute this rank's part of the output of the whole sequence."""
+        return self.whole.exact(**changes)[:, :, self.shares[self.rank]]
+
+    def mistaken_counts(self) -> dict[str, Tensor | int]:
+        """List what n can be taken for where the sequence is split, each for the whole of it."""
+        held = torch.cat(self.shares)
+        local = torch.cat([torch.arange(len(share)) for share in self.shares])
+        return {
+            "the index in this rank's share (local n)": (local + 1)[held.argsort()],
+            "the index in the sequence (restart ignored)": torch.arange(1, len(held) + 1),
+            "the index in the order of the ranks (unpermuted n)": held.argsort() + 1,
+            "the length of this rank's share": len(self.shares[self.rank]),
+            "the length of the sequence": len(held),
+        }
+
+
+def split_cases(rank: int, size: int) -> list[SplitCase]:
+    """Make one case for every way to split a sequence over ranks: this rank's share of each."""
+    length = 8 * size
+    chunks = torch.arange(length).chunk(2 * size)
+    orders = {
+        "in order": list(torch.arange(length).chunk(size)),
+        "zigzag": [torch.cat((chunks[r], chunks[2 * size - 1 - r])) for r in range(size)],
+        "striped": [torch.arange(r, length, size) for r in range(size)],
+        "random order": list(
+            torch.randperm(length, generator=torch.Generator().manual_seed(3)).chunk(size)
+        ),
+    }
+    bounds = torch.tensor([0, 2, 3, length - 3, length], dtype=torch.int32)
+    packed, window = {"cu_seqlens": bounds}, {"window": 3}
+    situations: dict[str, tuple[str, dict[str, Any]]] = {
+        **{name: (name, {}) for name in orders},
+        "grouped heads, zigzag": ("zigzag", {"kv_heads": 2}),
+        "with bias, zigzag": ("zigzag", {"bias": torch.linspace(0.1, 0.7, 4).double()}),
+        "window, zigzag": ("zigzag", window),
+        "window, random order": ("random order", window),
+        "packed, in order": ("in order", packed),
+        "packed, zigzag": ("zigzag", packed),
+        "packed, random order": ("random order", packed),
+        "packed window, zigzag": ("zigzag", {**packed, **window}),
+    }
+    cases = []
+    for seed, (name, (order, options)) in enumerate(situations.items()):
+        whole = make_case(name, queries=length, seed=seed, is_causal=True, **options)
+        cases.append(_share(whole, orders[order], rank, is_ordered=order == "in order"))
+    return cases
+
+
+def _share(whole: Case, shares: list[Tensor], rank: int, *, is_ordered: bool) -> SplitCase:
+    mine, index = shares[rank], torch.arange(whole.q.shape[2])
+    bounds = whole.options.get("cu_seqlens", torch.tensor([0, len(index)])).long()
+    documents = torch.searchsorted(bounds[1:].contiguous(), index, right=True)
+    options: dict[str, Any] = {"positions": (index - bounds[documents])[mine]}
+    if "cu_seqlens" in whole.options and not is_ordered:
+        options["documents"] = documents[mine]
+    options |= {name: whole.options[name] for name in ("bias", "window") if name in whole.options}
+    return SplitCase(
+        name=whole.name,
+        q=whole.q[:, :, mine],
+        k=whole.k[:, :, mine],
+        v=whole.v[:, :, mine],
+        s=whole.s,
+        options=options,
+        seed=whole.seed,
+        whole=whole,
+        shares=shares,
+        rank=rank,
+    )
 
 
 def make_case(

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ssmax.testing.cases import Case, named_cases
-from ssmax.testing.oracle import oracle_attention
 
 Attention = Callable[..., Tensor]
 
@@ -54,9 +53,11 @@ def check_attention(
     """Call `attention(q, k, v, s, **options)` on every case and compare it with the oracle.
 
     The cases are `named_cases()` in float64 unless given; s is one value per query head. Options
-    are those of `ssmax.ssmax_attention`. An attention that does not take an option, or raises
-    ValueError or NotImplementedError, has refused the case: no answer is better than a wrong one.
-    Any other exception is a failure.
+    are those of `ssmax.ssmax_attention`. For attention under context parallelism, call it on every
+    rank with `split_cases(rank, size)`: options are then those of
+    `ssmax.distributed.context_parallel_attention`. An attention that does not take an option, or
+    raises ValueError or NotImplementedError, has refused the case: no answer is better than a wrong
+    one. Any other exception is a failure.
     """
     cases = named_cases() if cases is None else cases
     return Report([_judge(attention, case, tolerance) for case in cases])
@@ -69,7 +70,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def _judge(attention: Attention, case: Case, tolerance: float) -> Outcome:
-    exact = oracle_attention(case.q, case.k, case.v, case.s, **case.options)
+    exact = case.exact()
     try:
         out = attention(case.q, case.k, case.v, case.s, **case.options)
     except Exception as error:
@@ -91,32 +92,12 @@ def _diagnose(case: Case, out: Tensor, tolerance: float) -> str:
     """Find the first known mistake that explains the output."""
     if out.isnan().any():
         return "NaN"
-    for mistake, num_keys in _mistaken_counts(case).items():
-        options = {**case.options, "num_keys": num_keys}
-        if _distance(out, oracle_attention(case.q, case.k, case.v, case.s, **options)) <= tolerance:
+    for mistake, num_keys in case.mistaken_counts().items():
+        if _distance(out, case.exact(num_keys=num_keys)) <= tolerance:
             return f"n is taken for {mistake}"
-    plain = {**case.options, "bias": 1.0}
-    if _distance(out, oracle_attention(case.q, case.k, case.v, 0.0, **plain)) <= tolerance:
+    if _distance(out, case.exact(s=0.0, bias=1.0)) <= tolerance:
         return "softmax: the logits are not scaled"
     return "unexplained"
-
-
-def _mistaken_counts(case: Case) -> dict[str, Tensor | int]:
-    """List what n has been taken for, in published code."""
-    batch, heads, queries, width = case.q.shape
-    keys = case.k.shape[2]
-    n = case.mask().sum(-1).clamp_min(1)
-    index = torch.arange(keys - queries, keys)
-    return {
-        "the number of keys, seen or not": keys,
-        "the number of queries": queries,
-        "the position in the row, whatever is masked": (index + 1).clamp_min(1),
-        "the position in the chunk, without the cache": torch.arange(1, queries + 1),
-        "n + 1": n + 1,
-        "the n of the first row": n[:1].expand(batch, heads, queries),
-        "head_dim": width,
-        "the hidden size": heads * width,
-    }
 
 
 def _distance(out: Tensor, exact: Tensor) -> float:

@@ -1,0 +1,235 @@
+"""`ssmax serve`: an OpenAI-compatible server of somebody else's on a converted model."""
+
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssmax._engines import ENGINES, Engine, parse, python_of
+from ssmax._files import ending_by_exception
+from ssmax.errors import MachineError, UsageError
+
+_logger = logging.getLogger(__name__)
+HOST = "127.0.0.1"
+SECONDS_TO_STOP = 10.0
+SERVERS: dict[str, Engine] = {
+    "vllm": ENGINES["vllm"],
+    "transformers": replace(
+        ENGINES["transformers"],
+        modules=("transformers", "fastapi", "uvicorn", "openai"),
+        install="pip install 'transformers[serving]'",
+    ),
+}
+"""The best first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Server:
+    """One that was chosen, and what it is to serve."""
+
+    engine: str
+    python: str
+    folder: Path
+    needs_code: bool
+    """True where the model comes with a file of code, which is this package's own."""
+    port: int
+    dtype: str
+    key: str | None
+    options: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Where it answers."""
+        return f"http://{HOST}:{self.port}"
+
+    def command(self) -> list[str]:
+        """Make the command line that starts it."""
+        shared = ["--host", HOST, "--port", str(self.port), "--dtype", self.dtype]
+        if self.needs_code:
+            shared.append("--trust-remote-code")
+        if self.engine == "transformers":
+            module, name = "transformers.cli.transformers", self.folder.name
+            return [self.python, "-m", module, "serve", name, *shared, *self.options]
+        # The command `vllm serve` asks for the metadata of a package called vllm, which builds of
+        # others do not have; its module is the same server.
+        named = ["--model", str(self.folder), "--served-model-name", self.folder.name]
+        if self.needs_code:
+            named += ["--model-impl", "transformers"]
+        module = "vllm.entrypoints.openai.api_server"
+        return [self.python, "-m", module, *named, *shared, *self.options]
+
+    def environment(self) -> dict[str, str]:
+        """Make its environment: a key is in there, since others can read command lines."""
+        # It is started where the folder is, whose other files must not be taken for packages.
+        added = {"PYTHONSAFEPATH": "1"}
+        if self.key is not None:
+            added["VLLM_API_KEY"] = self.key
+        return {**os.environ, **added}
+
+
+def serve(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Folder of a converted or exported model."),
+    ],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FLAG", help="Of the engine, after --, as they are."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="vllm or transformers, or as vllm=PYTHON the one of another environment; by "
+            "default the first that is installed."
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(help=f"Of {HOST}.")] = 8000,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16 or float16; by default the engine decides.")
+    ] = "auto",
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="SSMAX_API_KEY", help="What clients have to send; vllm only."),
+    ] = None,
+) -> int:
+    """Serve a model by vLLM or `transformers serve`, until Ctrl-C."""
+    from ssmax.export.forms import check_exportable
+
+    check_exportable(model)
+    name, python = _choose(engine, api_key)
+    _check_port(port)
+    # Its name is what clients ask for, and transformers serve splits names at "@" and ":".
+    if name == "transformers" and not re.fullmatch(r"[\w.-]+", model.resolve().name):
+        raise UsageError(f"{model} must have a name of letters, digits, . _ and -; rename it")
+    with ending_by_exception(), tempfile.TemporaryDirectory(prefix="ssmax-serve-") as scratch:
+        try:
+            folder, needs_code = _servable(model.resolve(), Path(scratch))
+            server = Server(
+                engine=name, python=python, folder=folder, needs_code=needs_code, port=port,
+                dtype=dtype, key=api_key, options=tuple(options or ()),
+            )  # fmt: skip
+            with _started(server) as process:
+                _wait_until_it_answers(server, process)
+                print(_told(server), flush=True)
+                code = process.wait()
+        except KeyboardInterrupt:
+            # The way to end it.
+            print("stopped", flush=True)
+            return 0
+    raise MachineError(f"{name} ended by itself with exit code {code}; its last lines say why")
+
+
+def _choose(wanted: str | None, key: str | None) -> tuple[str, str]:
+    """Choose an engine and its Python."""
+    given: str | None = None
+    names = list(SERVERS)
+    if wanted is not None:
+        name, given = parse(wanted, names)
+        names = [name]
+    for name in names:
+        python = given or python_of(SERVERS[name])
+        if python is None:
+            continue
+        if key is not None and name == "transformers":
+            raise UsageError(
+                "transformers serve knows no key: anybody on this machine may ask it; give none, "
+                f"or install vLLM: {SERVERS['vllm'].install}"
+            )
+        return name, python
+    ways = ", or ".join(f"{SERVERS[name].install}" for name in names)
+    raise UsageError(f"no engine is installed that could serve: {ways}")
+
+
+def _check_port(port: int) -> None:
+    if not 0 < port < 65_536:
+        raise UsageError(f"--port must be 1 to 65535, got {port}")
+    with socket.socket() as free:
+        # As servers do: one that has just ended holds its port for a minute otherwise.
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind((HOST, port))
+        except OSError as error:
+            raise UsageError(f"port {port} cannot be used: {error.strerror}; give --port") from None
+
+
+def _servable(model: Path, scratch: Path) -> tuple[Path, bool]:
+    """Find or write a form that engines read; say whether it brings code."""
+    from ssmax.hf.remote_code import is_our_code
+    from ssmax.hf.written_config import KEY, MODULE
+
+    if KEY not in json.loads((model / "config.json").read_text()):
+        return model, False
+    if (model / f"{MODULE}.py").is_file() and is_our_code(model):
+        return model, True
+    from ssmax.export import export
+
+    folder = scratch / model.name
+    try:
+        done = export(model, folder, to="ministral")
+    except UsageError as refused:
+        _logger.info(f"not as ministral: {refused}")
+        done = export(model, folder, to="hf")
+    _logger.info(
+        f"exported for this time: s and b {done.how}. To keep it: "
+        f"ssmax export {shlex.quote(str(model))} OUT --to {done.to}, then ssmax serve OUT"
+    )
+    return folder, done.to == "hf"
+
+
+@contextmanager
+def _started(server: Server) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the engine in a process group of its own, which Ctrl-C reaches through us alone."""
+    command = server.command()
+    _logger.info(shlex.join(command))
+    process = subprocess.Popen(
+        command, stdout=2, env=server.environment(), cwd=server.folder.parent,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(SECONDS_TO_STOP)
+        finally:
+            # Its workers too, and itself where somebody still reads its answers.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_it_answers(server: Server, process: "subprocess.Popen[bytes]") -> None:
+    # No proxy stands between this machine and itself.
+    ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+    while process.poll() is None:
+        with suppress(OSError), ask(f"{server.address}/health", timeout=5.0):
+            return
+        time.sleep(0.2)
+    raise MachineError(
+        f"{server.engine} ended with exit code {process.returncode} before it answered; its last "
+        "lines say why"
+    )
+
+
+def _told(server: Server) -> str:
+    body = {"model": server.folder.name, "prompt": "Once upon a time", "max_tokens": 20}
+    key = "" if server.key is None else ' -H "Authorization: Bearer $SSMAX_API_KEY"'
+    return (
+        f"{server.engine} serves {server.folder.name} at {server.address}/v1; Ctrl-C ends it\n"
+        f"curl {server.address}/v1/completions -H 'Content-Type: application/json'{key} "
+        f"-d {shlex.quote(json.dumps(body))}"
+    )

@@ -18,7 +18,7 @@ from ssmax import (
 from ssmax.ops import implementation
 from ssmax.ops.rope_scale import api, kernels
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
-from ssmax.testing import assert_no_worse_than, oracle_attention
+from ssmax.testing import assert_no_worse_than
 
 # batch, query heads, key heads, tokens, head_dim, rotary width
 SHAPES = [

@@ -147,9 +147,8 @@ def test_a_plan_is_for_calls_of_its_kind_alone(device):
     for q, k, s, options in variants * 2:
         out = ssmax_attention(q, k, k, s, **options)
         s = s if isinstance(s, torch.Tensor) else torch.full((4,), s)
-        options = {name: value for name, value in options.items()}
         if "bias" in options:
-            options["bias"] = torch.full((4,), options["bias"])
+            options = {**options, "bias": torch.full((4,), options["bias"])}
         exact = oracle_attention(q.cpu(), k.cpu(), k.cpu(), s.cpu(), **options)
         torch.testing.assert_close(out.double().cpu(), exact, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="enable_gqa"):
@@ -178,8 +177,10 @@ def test_plans_are_not_kept_without_end(monkeypatch):
 
 
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize(("queries", "keys", "is_causal"), [(7, 7, True), (3, 9, True), (1, 9, True),
-                                                            (5, 9, False), (9, 5, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_causal"),
+    [(7, 7, True), (3, 9, True), (1, 9, True), (5, 9, False), (9, 5, True)],
+)
 def test_two_numbers_say_the_n_of_positions_and_windows(queries, keys, is_causal, window):
     spec = mask_spec(queries, keys, is_causal=is_causal, window=window)
     ramp = spec.ramp()

@@ -16,44 +16,69 @@ from ssmax.ops.implementation import traceable
 Launch = Callable[..., None]
 
 MOST_KEPT = 1024
-_compiled: dict[tuple[Any, ...], Any] = {}
+_prepared: dict[tuple[Any, ...], "Prepared"] = {}
+
+
+class Prepared:
+    """A kernel with its grid and numbers: what is left to give are tensors of the same dtypes."""
+
+    __slots__ = ("_device", "_grid", "_kernel", "_numbers", "_run", "_warps")
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        numbers: tuple[float, ...],
+        device: torch.device,
+        num_warps: int = 4,
+    ) -> None:
+        self._kernel, self._numbers, self._warps = kernel, numbers, num_warps
+        self._grid = (*grid, 1, 1)[:3]
+        self._device = device.index
+        self._run: Any = None
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """Launch it on the current stream."""
+        if self._device is None or torch.cuda.current_device() != self._device:
+            # Triton launches on the current device; the CPU has the interpreter.
+            with torch.cuda.device(-1 if self._device is None else self._device):
+                self._compile(tensors)
+            return
+        addresses = 0
+        for tensor in tensors:
+            if tensor is not None:
+                addresses |= tensor.data_ptr()
+        if addresses % 16:
+            self._compile(tensors)
+        elif self._run is None:
+            self._run = self._compile(tensors)[self._grid]
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(self._device)
+            self._run(*tensors, *self._numbers, stream=stream)
+
+    def _compile(self, tensors: tuple[Tensor | None, ...]) -> Any:
+        """Launch it by Triton's own launcher, which returns the compiled program."""
+        return self._kernel[self._grid](*tensors, *self._numbers, num_warps=self._warps)
 
 
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
-    tensors: tuple[Tensor | None, ...],
+    tensors: tuple[Tensor, ...],
     numbers: tuple[float, ...],
     *,
     num_warps: int = 4,
 ) -> None:
     """Launch `kernel(*tensors, *numbers)`, on the device of the first tensor."""
-    first = tensors[0]
-    assert first is not None
-    index = first.device.index
-    if index is None or torch.cuda.current_device() != index:
-        # Triton launches on the current device; the CPU has the interpreter.
-        with torch.cuda.device(-1 if index is None else index):
-            kernel[grid](*tensors, *numbers, num_warps=num_warps)
-        return
-    dtypes, addresses = [], 0
-    for tensor in tensors:
-        if tensor is not None:
-            addresses |= tensor.data_ptr()
-            dtypes.append(tensor.dtype)
-        else:
-            dtypes.append(None)
-    if addresses % 16:
-        kernel[grid](*tensors, *numbers, num_warps=num_warps)
-        return
-    key = (kernel.__name__, index, num_warps, numbers, *dtypes)
-    compiled = _compiled.get(key)
-    if compiled is not None:
-        compiled[(*grid, 1, 1)[:3]](*tensors, *numbers)
-        return
-    if len(_compiled) >= MOST_KEPT:
-        _compiled.clear()
-    _compiled[key] = kernel[grid](*tensors, *numbers, num_warps=num_warps)
+    device = tensors[0].device
+    dtypes = [tensor.dtype for tensor in tensors]
+    key = (kernel.__name__, grid, device, num_warps, numbers, *dtypes)
+    prepared = _prepared.get(key)
+    if prepared is None:
+        if len(_prepared) >= MOST_KEPT:
+            _prepared.clear()
+        prepared = _prepared[key] = Prepared(kernel, grid, numbers, device, num_warps)
+    prepared(*tensors)
 
 
 def launch_traced(

@@ -9,6 +9,7 @@ depends on values (is s finite?) is asked in every call, on the CPU as ever.
 
 import functools
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,12 @@ from ssmax.ops.backends import attend
 from ssmax.ops.backends.sdpa import in_best_order
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.scale import Number, check_finite
-from ssmax.ops.scale_query.api import can_scale_by_kernel, scale_by_kernel
+from ssmax.ops.scale_query.api import (
+    apply_scaling,
+    can_scale_by_kernel,
+    per_head,
+    scaling_of,
+)
 from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import MaskSpec, Ramp
 
@@ -75,14 +81,20 @@ def keep(
             enable_gqa=q.shape[1] != k.shape[1],
         )
     if can_scale_by_kernel(q, s, bias, ramp):
-        _plans[key] = _on_gpu(ramp, multiplier, finish)
+        heads = q.shape[1]
+        s_H = per_head(s, heads, q.device)
+        bias_H = None if bias is None else per_head(bias, heads, q.device)
+        scaling = scaling_of(q, s_H, bias_H, ramp, multiplier)
+        _plans[key] = _on_gpu(scaling, heads, q.device, finish)
     elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
         _plans[key] = _on_cpu(_log_n(ramp, q, s), finish)
 
 
-def _on_gpu(ramp: Ramp, multiplier: float, finish: Callable[..., Tensor]) -> Plan:
+def _on_gpu(scaling: Any, heads: int, device: torch.device, finish: Callable[..., Tensor]) -> Plan:
     def plan(q: Tensor, k: Tensor, v: Tensor, s: Number, bias: Number | None) -> Tensor:
-        q = scale_by_kernel(q, s, bias, ramp, multiplier)
+        s_H = per_head(s, heads, device)
+        bias_H = None if bias is None else per_head(bias, heads, device)
+        q = apply_scaling(scaling, q, s_H, bias_H, None)
         return in_best_order(finish, q, k, v)
 
     return plan
@@ -126,5 +138,5 @@ def _is_fused_on_cpu(q: Tensor, v: Tensor) -> bool:
 
 def _kind(value: Number | None) -> Hashable:
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.device, type(value)
+        return value.shape, value.stride(), value.dtype, value.device, type(value)
     return value

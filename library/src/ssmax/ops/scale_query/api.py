@@ -17,7 +17,9 @@ from ssmax.ops.scale_query.reference import (
 )
 from ssmax.ops.visible import Ramp, is_tracing
 
+MOST_KEPT = 1024
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
+_scalings: dict[Any, Any] = {}
 
 
 def scale_by_ssmax(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> Tensor:
@@ -30,22 +32,48 @@ def scale_by_ssmax(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | R
 
 
 def scale_by_kernel(
-    q_BHTD: Tensor,
-    s: Number,
-    bias: Number | None,
-    n: Tensor | Ramp,
-    multiplier: float = 1.0,
+    q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp, multiplier: float = 1.0
 ) -> Tensor:
     """Multiply by (s log n + b) multiplier in one kernel, which has to take the call."""
     heads, device = q_BHTD.shape[1], q_BHTD.device
-    s_H = _per_head(s, heads, device)
-    bias_H = None if bias is None else _per_head(bias, heads, device)
-    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
-    arguments = q_BHTD, s_H, bias_H, counts, *ramp, multiplier
-    learns = torch.is_grad_enabled() and (
-        q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
+    s_H = per_head(s, heads, device)
+    bias_H = None if bias is None else per_head(bias, heads, device)
+    key = (
+        *(
+            q_BHTD.shape,
+            q_BHTD.dtype,
+            device,
+            s_H.stride(),
+            None if bias_H is None else bias_H.stride(),
+        ),
+        *((n.shape, n.dtype, n.stride()) if isinstance(n, Tensor) else n),
+        multiplier,
     )
-    return _ScaleBySSMax.apply(*arguments) if learns else kernels().forward(*arguments)
+    scaling = _scalings.get(key)
+    if scaling is None:
+        if len(_scalings) >= MOST_KEPT:
+            _scalings.clear()
+        scaling = _scalings[key] = scaling_of(q_BHTD, s_H, bias_H, n, multiplier)
+    return apply_scaling(scaling, q_BHTD, s_H, bias_H, n if isinstance(n, Tensor) else None)
+
+
+def scaling_of(
+    q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | Ramp, multiplier: float
+) -> Any:
+    """Prepare the kernels for queries like this one."""
+    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
+    return _kernels().Scaling(q_BHTD, s_H, bias_H, counts, ramp, multiplier)
+
+
+def apply_scaling(
+    scaling: Any, q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None
+) -> Tensor:
+    """Multiply by prepared kernels."""
+    if torch.is_grad_enabled() and (
+        q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
+    ):
+        return _ScaleBySSMax.apply(q_BHTD, s_H, bias_H, n, scaling)
+    return scaling.forward(q_BHTD, s_H, bias_H, n)
 
 
 def can_scale_by_kernel(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> bool:
@@ -72,7 +100,7 @@ def is_eager(tensor: Tensor) -> bool:
 
 
 @functools.cache
-def kernels() -> Any:
+def _kernels() -> Any:
     """Import the kernels, and with them Triton."""
     from ssmax.ops.scale_query import kernels
 
@@ -84,48 +112,31 @@ class _ScaleBySSMax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: Tensor,
-        s: Tensor,
-        bias: Tensor | None,
-        n: Tensor | None,
-        first: int,
-        most: int,
-        multiplier: float,
+        ctx: Any, q: Tensor, s: Tensor, bias: Tensor | None, n: Tensor | None, scaling: Any
     ) -> Tensor:
         # Only the gradients of s and b look at q: fixed ones keep no activation alive.
-        ctx.is_fixed = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
-        ctx.save_for_backward(None if ctx.is_fixed else q, s, bias, n)
-        ctx.numbers = first, most, multiplier
-        return kernels().forward(q, s, bias, n, first, most, multiplier)
+        is_fixed = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
+        ctx.save_for_backward(None if is_fixed else q, s, bias, n)
+        ctx.scaling = scaling
+        return scaling.forward(q, s, bias, n)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (dy,) = gradients
-        q, s, bias, n = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *_plain_backward(dy, q, s, bias, n, *ctx.numbers), None, None, None, None
-        found = kernels().backward(dy, q, s, bias, n, *ctx.numbers)
-        return *found, None, None, None, None
+        backward = _plain_backward if torch.is_grad_enabled() else type(ctx.scaling).backward
+        return *backward(ctx.scaling, gradients[0], *ctx.saved_tensors), None, None
 
 
 def _plain_backward(
-    dy: Tensor,
-    q: Tensor | None,
-    s: Tensor,
-    bias: Tensor | None,
-    n: Tensor | None,
-    first: int,
-    most: int,
-    multiplier: float,
+    scaling: Any, dy: Tensor, q: Tensor | None, s: Tensor, bias: Tensor | None, n: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if n is None:
-        n = Ramp(first, most).counts(dy.shape[2], dy.device)
-    factor = unchecked_ssmax_factor(n, s, bias) * multiplier
+        n = scaling.ramp.counts(dy.shape[2], dy.device)
+    assert n is not None
+    factor = unchecked_ssmax_factor(n, s, bias) * scaling.multiplier
     dq = scale_query(dy, factor)
     if q is None:
         return dq, None, None
-    dot_BHT = (dy.float() * q.float()).sum(-1) * multiplier
+    dot_BHT = (dy.float() * q.float()).sum(-1) * scaling.multiplier
     ds = (dot_BHT * n.float().log().unsqueeze(-2)).sum((0, 2))
     return dq, ds, None if bias is None else dot_BHT.sum((0, 2))
 
@@ -141,7 +152,8 @@ def _is_per_head(value: Number, q_BHTD: Tensor) -> bool:
     )
 
 
-def _per_head(value: Number, heads: int, device: torch.device) -> Tensor:
+def per_head(value: Number, heads: int, device: torch.device) -> Tensor:
+    """Return one value per head, (H,)."""
     if isinstance(value, Tensor):
         return value if value.dim() and value.shape[0] == heads else value.expand(heads)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

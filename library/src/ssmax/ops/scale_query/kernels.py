@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmax.ops.launch import launch
+from ssmax.ops.launch import Prepared
+from ssmax.ops.visible import Ramp
 
 ELEMENTS_PER_PROGRAM = 4096
 
@@ -86,92 +87,80 @@ def _backward_kernel(
     tl.store(p_row, b_dy * b_factor[:, None], mask=m)
 
 
-def forward(
-    q_BHTD: Tensor,
-    s_H: Tensor,
-    bias_H: Tensor | None,
-    n: Tensor | None,
-    first: int,
-    most: int,
-    multiplier: float,
-) -> Tensor:
-    """Compute q (s log n + b) multiplier, laid out as q.
+class Scaling:
+    """Both kernels, prepared for queries of one shape and layout.
 
     n of query t is min(first + t, most), or what `n`, (T,) or (B | 1, T), holds for it.
     """
-    y = torch.empty_like(q_BHTD)
-    if y.numel():
-        q = _unit_width_stride(q_BHTD)
-        grid, sizes = _grid(q)
-        launch(
-            _forward_kernel,
-            grid,
-            (q, y, s_H, bias_H, n),
-            (
-                *(first, most, multiplier, q.shape[2], q.shape[1]),
-                *(*q.stride()[:3], *y.stride()[:3], *_strides(s_H, bias_H, n)),
-                *(*sizes, bias_H is not None, n is not None),
-            ),
+
+    def __init__(
+        self,
+        q_BHTD: Tensor,
+        s_H: Tensor,
+        bias_H: Tensor | None,
+        n: Tensor | None,
+        ramp: Ramp,
+        multiplier: float,
+    ) -> None:
+        batch, self._heads, tokens, width = q_BHTD.shape
+        block_d = triton.next_power_of_2(width)
+        block_t = min(max(ELEMENTS_PER_PROGRAM // block_d, 1), triton.next_power_of_2(tokens))
+        self.ramp, self.multiplier = ramp, multiplier
+        self._device = q_BHTD.device
+        self._grid = triton.cdiv(tokens, block_t), batch * self._heads
+        self._parts = batch * self._grid[0]
+        self._rows = 1 if bias_H is None else 2
+        self._numbers = *ramp, multiplier, tokens, self._heads
+        n_b = 0 if n is None or n.dim() == 1 or n.shape[0] == 1 else n.stride(0)
+        bias_h = 0 if bias_H is None else bias_H.stride(0)
+        self._constants = (
+            *(s_H.stride(0), bias_h, n_b, 0 if n is None else n.stride(-1)),
+            *(width, block_d, block_t, bias_H is not None, n is not None),
         )
-    return y
+        self._forwards: dict[tuple[int, ...], Prepared] = {}
+        self._backwards: dict[tuple[tuple[int, ...], bool], Prepared] = {}
 
+    def forward(
+        self, q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None
+    ) -> Tensor:
+        """Compute q (s log n + b) multiplier, laid out as q."""
+        q, y = _unit_width_stride(q_BHTD), torch.empty_like(q_BHTD)
+        strides = *q.stride()[:3], *y.stride()[:3]
+        launch = self._forwards.get(strides)
+        if launch is None:
+            numbers = *self._numbers, *strides, *self._constants
+            launch = Prepared(_forward_kernel, self._grid, numbers, self._device)
+            self._forwards[strides] = launch
+        launch(q, y, s_H, bias_H, n)
+        return y
 
-def backward(
-    dy_BHTD: Tensor,
-    q_BHTD: Tensor | None,
-    s_H: Tensor,
-    bias_H: Tensor | None,
-    n: Tensor | None,
-    first: int,
-    most: int,
-    multiplier: float,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute dq and, where q is given, the gradients of s and b."""
-    dy, dq = _unit_width_stride(dy_BHTD), torch.empty_like(dy_BHTD)
-    needs_parts = q_BHTD is not None
-    q = dy if q_BHTD is None else _unit_width_stride(q_BHTD)
-    grid, sizes = _grid(q)
-    rows = 1 if bias_H is None else 2
-    # Nothing is written to the parts of a call without tokens.
-    make = torch.empty if dq.numel() else torch.zeros
-    parts = make(
-        (rows, q.shape[1], q.shape[0] * grid[0] if needs_parts else 0),
-        dtype=torch.float32,
-        device=q.device,
-    )
-    if dq.numel():
-        launch(
-            _backward_kernel,
-            grid,
-            (dy, q, dq, parts, s_H, bias_H, n),
-            (
-                *(first, most, multiplier, q.shape[2], q.shape[1], parts.shape[2]),
-                *(*dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]),
-                *_strides(s_H, bias_H, n),
-                *(*sizes, bias_H is not None, n is not None, needs_parts),
-            ),
+    def backward(
+        self,
+        dy_BHTD: Tensor,
+        q_BHTD: Tensor | None,
+        s_H: Tensor,
+        bias_H: Tensor | None,
+        n: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Compute dq and, where q is given, the gradients of s and b."""
+        dy, dq = _unit_width_stride(dy_BHTD), torch.empty_like(dy_BHTD)
+        q = dy if q_BHTD is None else _unit_width_stride(q_BHTD)
+        needs_parts = q_BHTD is not None
+        strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]
+        launch = self._backwards.get((strides, needs_parts))
+        if launch is None:
+            numbers = *self._numbers, self._parts, *strides, *self._constants, needs_parts
+            launch = Prepared(_backward_kernel, self._grid, numbers, self._device)
+            self._backwards[strides, needs_parts] = launch
+        if not needs_parts:
+            launch(dy, q, dq, s_H, s_H, bias_H, n)
+            return dq, None, None
+        parts = torch.empty(
+            (self._rows, self._heads, self._parts), dtype=torch.float32, device=self._device
         )
-    if not needs_parts:
-        return dq, None, None
-    sums = parts.sum(-1)
-    return dq, sums[0], None if bias_H is None else sums[1]
-
-
-def _grid(q_BHTD: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    batch, heads, tokens, width = q_BHTD.shape
-    block_d = triton.next_power_of_2(width)
-    block_t = min(max(ELEMENTS_PER_PROGRAM // block_d, 1), triton.next_power_of_2(tokens))
-    return (triton.cdiv(tokens, block_t), batch * heads), (width, block_d, block_t)
-
-
-def _strides(s_H: Tensor, bias_H: Tensor | None, n: Tensor | None) -> tuple[int, int, int, int]:
-    n_b = 0 if n is None or n.dim() == 1 or n.shape[0] == 1 else n.stride(0)
-    return (
-        s_H.stride(0),
-        0 if bias_H is None else bias_H.stride(0),
-        n_b,
-        0 if n is None else n.stride(-1),
-    )
+        launch(dy, q, dq, parts, s_H, bias_H, n)
+        sums = parts.sum(-1)
+        return (dq, sums[0], None) if bias_H is None else (dq, *sums.unbind())
 
 
 def _unit_width_stride(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from ssmax.hf.hook import watched
 from ssmax.hf.own_scales import own_scale
 from ssmax.hf.verification import audited
 from ssmax.nn import RULES
+from ssmax.ops.visible import Ramp
 
 EVERY = [*CAUSAL, *OTHERS]
 # What the compiler imports is not ours.
@@ -477,6 +478,7 @@ def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
 
 def test_verify_finds_a_step_of_decoding_that_is_taken_for_another(monkeypatch):
     model = ssmax.hf.convert(build("llama"))
+
     def keys(*asked, **_):
         return Ramp(asked[3].shape[2], asked[3].shape[2])
 

@@ -2,6 +2,7 @@
 
 # B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssmax.errors import UsageError
+from ssmax.ops.backends import padded
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.visible import (
     ROWS_PER_BLOCK,
@@ -44,11 +46,44 @@ CUDA_MASK_ELEMENTS = 1 << 28
 MOST_PADDING = 2.5
 
 
+def takes_as_it_is(q_BHTD: Tensor, k_BGSD: Tensor, mask_spec: MaskSpec) -> bool:
+    """True for eager calls on a GPU that need no mask: nothing has to be asked or split."""
+    return (
+        q_BHTD.is_cuda
+        and not torch.compiler.is_compiling()
+        and (mask_spec.is_plain_causal or mask_spec.sees_all)
+        and q_BHTD.numel() > 0
+        and k_BGSD.numel() > 0
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def attend_as_it_is(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    mask_spec: MaskSpec,
+    scale: float | None,
+    dropout_p: float,
+) -> Tensor:
+    """Call SDPA with the fastest kernel that takes the call, for `takes_as_it_is`."""
+    options = {
+        "dropout_p": dropout_p,
+        "is_causal": mask_spec.is_plain_causal,
+        "scale": scale,
+        "enable_gqa": q_BHTD.shape[1] != k_BGSD.shape[1],
+    }
+    attention = functools.partial(F.scaled_dot_product_attention, **options)
+    return in_best_order(attention, q_BHTD, k_BGSD, v_BGSD)
+
+
 def attend(inputs: AttentionInputs, kernel: str | None) -> Tensor:
     """Call SDPA with the named kernel, or with the fastest that takes the call."""
     mask_spec = inputs.mask_spec
     if not inputs.needs_mask and (inputs.on_gpu or _is_fused_on_cpu(inputs)):
         return _run(inputs, kernel, is_causal=mask_spec.is_plain_causal)
+    if kernel is None and (padding := padded.padding_of(inputs)) is not None:
+        return padded.attend(inputs, padding, lambda plain: attend(plain, None))
     if mask_spec.cu_seqlens is not None and (bounds := _document_bounds(inputs)) is not None:
         if _fit_a_batch(inputs, bounds):
             return _as_batch(inputs, kernel, bounds)

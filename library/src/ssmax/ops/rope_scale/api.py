@@ -40,9 +40,21 @@ def rope_scale(
         raise UsageError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
         )
-    inputs = q_BHTD, k_BGTD, *_alike(cos, sin), factor
-    # The operator's door takes longer than small kernels run; only a compiler needs it.
-    return _RopeScale.apply(*inputs) if is_eager(q_BHTD) else _rope_scale_op(*inputs)
+    if is_eager(q_BHTD):
+        return rope_scale_by_kernel(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
+    return _rope_scale_op(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
+
+
+def rope_scale_by_kernel(
+    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor_1HT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotate and scale in eager code: an operator's door takes longer than small kernels run.
+
+    Nothing is checked. `factor_1HT` is (1, H, T) or (B, H, T).
+    """
+    if torch.is_grad_enabled():
+        return _RopeScale.apply(q_BHTD, k_BGTD, cos, sin, factor_1HT)
+    return _kernels().forward(q_BHTD, k_BGTD, cos, sin, factor_1HT)
 
 
 def rope_ssmax(

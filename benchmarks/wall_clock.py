@@ -21,7 +21,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssmax import apply_rope, initial_s, rope_tables, ssmax_attention, ssmax_factor
+from ssmax import initial_s, rope_tables, ssmax_attention, ssmax_factor
 from ssmax.nn import KVCache, RMSNorm, SelfAttention
 from ssmax.ops.backends import attend
 from ssmax.ops.rope_scale.api import rope_ssmax
-from ssmax.ops.visible import MaskSpec, mask_spec
+from ssmax.ops.visible import MaskSpec
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 YARDSTICK, TWO_LINES, OURS = "softmax (yardstick)", "two lines", "ours"
 SEED = 0
-TURNS, TURN_SECONDS = 9, 0.03
+TURNS, TURN_SECONDS = 7, 0.02
+PARTS = ("op", "layer", "decode", "masks", "hf")
 Run = Callable[[], Any]
 Runs = dict[str, Run]
 
@@ -78,8 +79,8 @@ CPU_STEPS = [Shape(1, 1, 1024, 12, 12, 64)]
 class Bench:
     """Times competitors in turns and keeps the rows."""
 
-    def __init__(self, device: str, name: str, turns: int) -> None:
-        self.device, self.turns = device, turns
+    def __init__(self, device: str, name: str, turns: int, *, kernels: bool) -> None:
+        self.device, self.turns, self.kernels = device, turns, kernels
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.provenance = Provenance.here(config={"turns": turns}, device=name, seed=SEED)
         self.rows: list[BenchmarkRow] = []
@@ -99,7 +100,7 @@ class Bench:
 
     def compare_kernels(self, case: str, mode: str, runs: Runs) -> None:
         """Time CUDA graphs of the same calls."""
-        if self.device != "cuda":
+        if self.device != "cuda" or not self.kernels:
             return
         import triton.testing
 
@@ -440,7 +441,11 @@ def masks(bench: Bench) -> None:
         def padded(q, k, v, s, keep=keep):
             return ssmax_attention(q, k, v, s, is_causal=True, key_padding_mask=keep)
 
-        functions = {"unpadded, two lines (yardstick)": unpadded, "SDPA, mask": masked, OURS: padded}
+        functions = {
+            "unpadded, two lines (yardstick)": unpadded,
+            "SDPA, mask": masked,
+            OURS: padded,
+        }
         with fastest(tokens, bench.device):
             _both_ways(bench, f"{side} padding B{batch} T{tokens} H12 D64", functions, (q, k, v, s))
     del q, k, v
@@ -495,7 +500,9 @@ def hf(bench: Bench, *, quick: bool) -> None:
                 model(x, logits_to_keep=1)
 
         case = f"Llama 135 M B{batch} T{tokens}"
-        bench.compare(case, "training step, eager", {n: lambda m=m: step(m) for n, m in models.items()})
+        bench.compare(
+            case, "training step, eager", {n: lambda m=m: step(m) for n, m in models.items()}
+        )
         bench.compare(case, "prefill, eager", {n: lambda m=m: read(m) for n, m in models.items()})
     tokens = 16 if quick else 512
     slow = replace_turns(bench, 5)
@@ -525,19 +532,27 @@ def replace_turns(bench: Bench, turns: int) -> Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("op", "layer", "decode", "masks", "hf")
-    parser.add_argument("--only", choices=parts, action="append", help="this part; by default all")
+    parser.add_argument("--only", choices=PARTS, action="append", help="this part; by default all")
     parser.add_argument("--quick", action="store_true", help="the smallest case of each part")
     parser.add_argument("--no-compile", action="store_true", help="eager code alone")
+    parser.add_argument("--no-kernels", action="store_true", help="no CUDA graphs")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     name = torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} CPU, 1 thread"
     if not on_gpu:
         torch.set_num_threads(1)
-    bench = Bench("cuda" if on_gpu else "cpu", name, 3 if arguments.quick else TURNS)
+    turns = 3 if arguments.quick else TURNS
+    bench = Bench("cuda" if on_gpu else "cpu", name, turns, kernels=not arguments.no_kernels)
     torch.manual_seed(SEED)
-    wanted = arguments.only or parts
+    try:
+        run_parts(bench, arguments)
+    finally:
+        append_csv(arguments.out, bench.rows)
+
+
+def run_parts(bench: Bench, arguments: argparse.Namespace) -> None:
+    on_gpu, wanted = bench.device == "cuda", arguments.only or PARTS
     shapes, steps = (GPU_SHAPES, GPU_STEPS) if on_gpu else (CPU_SHAPES, CPU_STEPS)
     last = 1 if arguments.quick else None
     compiled = not arguments.no_compile
@@ -555,7 +570,6 @@ def main() -> None:
         masks(bench)
     if "hf" in wanted:
         hf(bench, quick=arguments.quick or not on_gpu)
-    append_csv(arguments.out, bench.rows)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,11 @@ _prepared: dict[tuple[Any, ...], "Prepared"] = {}
 
 
 class Prepared:
-    """A kernel with its grid and numbers: what is left to give are tensors of the same dtypes."""
+    """A kernel with its grid and its last numbers.
+
+    What is left to give are tensors of the same dtypes, and numbers that the kernel is not
+    specialised for.
+    """
 
     __slots__ = ("_device", "_grid", "_kernel", "_numbers", "_run", "_warps")
 
@@ -37,28 +41,28 @@ class Prepared:
         self._device = device.index
         self._run: Any = None
 
-    def __call__(self, *tensors: Tensor | None) -> None:
+    def __call__(self, *tensors: Tensor | None, numbers: tuple[float, ...] = ()) -> None:
         """Launch it on the current stream."""
         if self._device is None or torch.cuda.current_device() != self._device:
             # Triton launches on the current device; the CPU has the interpreter.
             with torch.cuda.device(-1 if self._device is None else self._device):
-                self._compile(tensors)
+                self._compile(tensors, numbers)
             return
         addresses = 0
         for tensor in tensors:
             if tensor is not None:
                 addresses |= tensor.data_ptr()
         if addresses % 16:
-            self._compile(tensors)
+            self._compile(tensors, numbers)
         elif self._run is None:
-            self._run = self._compile(tensors)[self._grid]
+            self._run = self._compile(tensors, numbers)[self._grid]
         else:
             stream = torch._C._cuda_getCurrentRawStream(self._device)
-            self._run(*tensors, *self._numbers, stream=stream)
+            self._run(*tensors, *numbers, *self._numbers, stream=stream)
 
-    def _compile(self, tensors: tuple[Tensor | None, ...]) -> Any:
+    def _compile(self, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> Any:
         """Launch it by Triton's own launcher, which returns the compiled program."""
-        return self._kernel[self._grid](*tensors, *self._numbers, num_warps=self._warps)
+        return self._kernel[self._grid](*tensors, *numbers, *self._numbers, num_warps=self._warps)
 
 
 def launch(

@@ -84,17 +84,23 @@ def keep(
         heads = q.shape[1]
         s_H = per_head(s, heads, q.device)
         bias_H = None if bias is None else per_head(bias, heads, q.device)
-        scaling = scaling_of(q, s_H, bias_H, ramp, multiplier)
-        _plans[key] = _on_gpu(scaling, heads, q.device, finish)
+        scaling = scaling_of(q, s_H, bias_H, None)
+        _plans[key] = _on_gpu(scaling, (*ramp, multiplier), heads, q.device, finish)
     elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
         _plans[key] = _on_cpu(_log_n(ramp, q, s), finish)
 
 
-def _on_gpu(scaling: Any, heads: int, device: torch.device, finish: Callable[..., Tensor]) -> Plan:
+def _on_gpu(
+    scaling: Any,
+    numbers: tuple[int, int, float],
+    heads: int,
+    device: torch.device,
+    finish: Callable[..., Tensor],
+) -> Plan:
     def plan(q: Tensor, k: Tensor, v: Tensor, s: Number, bias: Number | None) -> Tensor:
         s_H = per_head(s, heads, device)
         bias_H = None if bias is None else per_head(bias, heads, device)
-        q = apply_scaling(scaling, q, s_H, bias_H, None)
+        q = apply_scaling(scaling, q, s_H, bias_H, None, numbers)
         return in_best_order(finish, q, k, v)
 
     return plan

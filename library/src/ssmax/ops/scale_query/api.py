@@ -15,7 +15,7 @@ from ssmax.ops.scale_query.reference import (
     scale_by_ssmax_reference,
     scale_query,
 )
-from ssmax.ops.visible import Ramp, is_tracing
+from ssmax.ops.visible import Ramp
 
 MOST_KEPT = 1024
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,42 +38,38 @@ def scale_by_kernel(
     heads, device = q_BHTD.shape[1], q_BHTD.device
     s_H = per_head(s, heads, device)
     bias_H = None if bias is None else per_head(bias, heads, device)
-    key = (
-        *(
-            q_BHTD.shape,
-            q_BHTD.dtype,
-            device,
-            s_H.stride(),
-            None if bias_H is None else bias_H.stride(),
-        ),
-        *((n.shape, n.dtype, n.stride()) if isinstance(n, Tensor) else n),
-        multiplier,
-    )
+    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
+    scaling = scaling_of(q_BHTD, s_H, bias_H, counts)
+    return apply_scaling(scaling, q_BHTD, s_H, bias_H, counts, (*ramp, multiplier))
+
+
+def scaling_of(q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None) -> Any:
+    """Prepare the kernels for queries like this one, once."""
+    counts = None if n is None else (n.shape, n.dtype, n.stride())
+    strides = s_H.stride(), None if bias_H is None else bias_H.stride()
+    key = q_BHTD.shape, q_BHTD.dtype, q_BHTD.device, strides, counts
     scaling = _scalings.get(key)
     if scaling is None:
         if len(_scalings) >= MOST_KEPT:
             _scalings.clear()
-        scaling = _scalings[key] = scaling_of(q_BHTD, s_H, bias_H, n, multiplier)
-    return apply_scaling(scaling, q_BHTD, s_H, bias_H, n if isinstance(n, Tensor) else None)
-
-
-def scaling_of(
-    q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | Ramp, multiplier: float
-) -> Any:
-    """Prepare the kernels for queries like this one."""
-    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
-    return _kernels().Scaling(q_BHTD, s_H, bias_H, counts, ramp, multiplier)
+        scaling = _scalings[key] = _kernels().Scaling(q_BHTD, s_H, bias_H, n)
+    return scaling
 
 
 def apply_scaling(
-    scaling: Any, q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None
+    scaling: Any,
+    q_BHTD: Tensor,
+    s_H: Tensor,
+    bias_H: Tensor | None,
+    n: Tensor | None,
+    numbers: tuple[int, int, float],
 ) -> Tensor:
-    """Multiply by prepared kernels."""
+    """Multiply by prepared kernels; `numbers` are first, most and multiplier."""
     if torch.is_grad_enabled() and (
         q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
     ):
-        return _ScaleBySSMax.apply(q_BHTD, s_H, bias_H, n, scaling)
-    return scaling.forward(q_BHTD, s_H, bias_H, n)
+        return _ScaleBySSMax.apply(q_BHTD, s_H, bias_H, n, scaling, numbers)
+    return scaling.forward(q_BHTD, s_H, bias_H, n, numbers)
 
 
 def can_scale_by_kernel(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> bool:
@@ -93,9 +89,10 @@ def is_eager(tensor: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
+        # Fake tensors and make_fx are modes; torch.jit.trace is none.
         and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
         and not is_transformed()
-        and not is_tracing()
     )
 
 
@@ -112,31 +109,42 @@ class _ScaleBySSMax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, s: Tensor, bias: Tensor | None, n: Tensor | None, scaling: Any
+        ctx: Any,
+        q: Tensor,
+        s: Tensor,
+        bias: Tensor | None,
+        n: Tensor | None,
+        scaling: Any,
+        numbers: tuple[int, int, float],
     ) -> Tensor:
         # Only the gradients of s and b look at q: fixed ones keep no activation alive.
         is_fixed = not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2])
         ctx.save_for_backward(None if is_fixed else q, s, bias, n)
-        ctx.scaling = scaling
-        return scaling.forward(q, s, bias, n)
+        ctx.scaling, ctx.numbers = scaling, numbers
+        return scaling.forward(q, s, bias, n, numbers)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        backward = _plain_backward if torch.is_grad_enabled() else type(ctx.scaling).backward
-        return *backward(ctx.scaling, gradients[0], *ctx.saved_tensors), None, None
+        backward = _plain_backward if torch.is_grad_enabled() else ctx.scaling.backward
+        return *backward(gradients[0], *ctx.saved_tensors, ctx.numbers), None, None, None
 
 
 def _plain_backward(
-    scaling: Any, dy: Tensor, q: Tensor | None, s: Tensor, bias: Tensor | None, n: Tensor | None
+    dy: Tensor,
+    q: Tensor | None,
+    s: Tensor,
+    bias: Tensor | None,
+    n: Tensor | None,
+    numbers: tuple[int, int, float],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    *ramp, multiplier = numbers
     if n is None:
-        n = scaling.ramp.counts(dy.shape[2], dy.device)
-    assert n is not None
-    factor = unchecked_ssmax_factor(n, s, bias) * scaling.multiplier
+        n = Ramp(*ramp).counts(dy.shape[2], dy.device)
+    factor = unchecked_ssmax_factor(n, s, bias) * multiplier
     dq = scale_query(dy, factor)
     if q is None:
         return dq, None, None
-    dot_BHT = (dy.float() * q.float()).sum(-1) * scaling.multiplier
+    dot_BHT = (dy.float() * q.float()).sum(-1) * multiplier
     ds = (dot_BHT * n.float().log().unsqueeze(-2)).sum((0, 2))
     return dq, ds, None if bias is None else dot_BHT.sum((0, 2))
 

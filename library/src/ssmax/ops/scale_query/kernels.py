@@ -15,7 +15,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ssmax.ops.launch import Prepared
-from ssmax.ops.visible import Ramp
 
 ELEMENTS_PER_PROGRAM = 4096
 
@@ -36,7 +35,8 @@ def _factor(
     return b_factor * multiplier, b_log_n
 
 
-@triton.jit
+# Not specialised for n: a decoder has another for every token.
+@triton.jit(do_not_specialize=["first", "most", "multiplier"])
 def _forward_kernel(
     p_q, p_y, p_s, p_bias, p_n, first, most, multiplier, T, H,
     q_b, q_h, q_t, y_b, y_h, y_t, s_h, bias_h, n_b, n_t,
@@ -57,7 +57,7 @@ def _forward_kernel(
     tl.store(p_y + i_b * y_b + i_h * y_h + o_t[:, None] * y_t + o_d, b_y, mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "most", "multiplier"])
 def _backward_kernel(
     p_dy, p_q, p_dq, p_parts, p_s, p_bias, p_n, first, most, multiplier, T, H, parts,
     dy_b, dy_h, dy_t, q_b, q_h, q_t, dq_b, dq_h, dq_t, s_h, bias_h, n_b, n_t,
@@ -88,10 +88,7 @@ def _backward_kernel(
 
 
 class Scaling:
-    """Both kernels, prepared for queries of one shape and layout.
-
-    n of query t is min(first + t, most), or what `n`, (T,) or (B | 1, T), holds for it.
-    """
+    """Both kernels, prepared for queries of one shape."""
 
     def __init__(
         self,
@@ -99,18 +96,15 @@ class Scaling:
         s_H: Tensor,
         bias_H: Tensor | None,
         n: Tensor | None,
-        ramp: Ramp,
-        multiplier: float,
     ) -> None:
         batch, self._heads, tokens, width = q_BHTD.shape
         block_d = triton.next_power_of_2(width)
         block_t = min(max(ELEMENTS_PER_PROGRAM // block_d, 1), triton.next_power_of_2(tokens))
-        self.ramp, self.multiplier = ramp, multiplier
         self._device = q_BHTD.device
         self._grid = triton.cdiv(tokens, block_t), batch * self._heads
         self._parts = batch * self._grid[0]
         self._rows = 1 if bias_H is None else 2
-        self._numbers = *ramp, multiplier, tokens, self._heads
+        self._numbers = tokens, self._heads
         n_b = 0 if n is None or n.dim() == 1 or n.shape[0] == 1 else n.stride(0)
         bias_h = 0 if bias_H is None else bias_H.stride(0)
         self._constants = (
@@ -121,17 +115,25 @@ class Scaling:
         self._backwards: dict[tuple[tuple[int, ...], bool], Prepared] = {}
 
     def forward(
-        self, q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None
+        self,
+        q_BHTD: Tensor,
+        s_H: Tensor,
+        bias_H: Tensor | None,
+        n: Tensor | None,
+        numbers: tuple[int, int, float],
     ) -> Tensor:
-        """Compute q (s log n + b) multiplier, laid out as q."""
+        """Compute q (s log n + b) multiplier, laid out as q; `numbers`: first, most, multiplier.
+
+        n of query t is min(first + t, most), or what `n`, (T,) or (B | 1, T), holds for it.
+        """
         q, y = _unit_width_stride(q_BHTD), torch.empty_like(q_BHTD)
         strides = *q.stride()[:3], *y.stride()[:3]
         launch = self._forwards.get(strides)
         if launch is None:
-            numbers = *self._numbers, *strides, *self._constants
-            launch = Prepared(_forward_kernel, self._grid, numbers, self._device)
+            fixed = *self._numbers, *strides, *self._constants
+            launch = Prepared(_forward_kernel, self._grid, fixed, self._device)
             self._forwards[strides] = launch
-        launch(q, y, s_H, bias_H, n)
+        launch(q, y, s_H, bias_H, n, numbers=numbers)
         return y
 
     def backward(
@@ -141,6 +143,7 @@ class Scaling:
         s_H: Tensor,
         bias_H: Tensor | None,
         n: Tensor | None,
+        numbers: tuple[int, int, float],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute dq and, where q is given, the gradients of s and b."""
         dy, dq = _unit_width_stride(dy_BHTD), torch.empty_like(dy_BHTD)
@@ -149,16 +152,16 @@ class Scaling:
         strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]
         launch = self._backwards.get((strides, needs_parts))
         if launch is None:
-            numbers = *self._numbers, self._parts, *strides, *self._constants, needs_parts
-            launch = Prepared(_backward_kernel, self._grid, numbers, self._device)
+            fixed = *self._numbers, self._parts, *strides, *self._constants, needs_parts
+            launch = Prepared(_backward_kernel, self._grid, fixed, self._device)
             self._backwards[strides, needs_parts] = launch
         if not needs_parts:
-            launch(dy, q, dq, s_H, s_H, bias_H, n)
+            launch(dy, q, dq, s_H, s_H, bias_H, n, numbers=numbers)
             return dq, None, None
         parts = torch.empty(
             (self._rows, self._heads, self._parts), dtype=torch.float32, device=self._device
         )
-        launch(dy, q, dq, parts, s_H, bias_H, n)
+        launch(dy, q, dq, parts, s_H, bias_H, n, numbers=numbers)
         sums = parts.sum(-1)
         return (dq, sums[0], None) if bias_H is None else (dq, *sums.unbind())
 

@@ -1,23 +1,31 @@
 """The kernel that scales a query by s log n + b, and the plans of calls that were seen before."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
+import ssmax
 from ssmax import ssmax_attention, ssmax_factor
-from ssmax.ops import plans
+from ssmax.ops import launch, plans
 from ssmax.ops.scale_query import api
 from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import Ramp, mask_spec
 from ssmax.testing import assert_no_worse_than, oracle_attention
 
+def counts(*size):
+    return torch.randint(1, 50, size, generator=torch.Generator().manual_seed(0))
+
+
 # batch, heads, tokens, head_dim; n
-CALLS = [
-    ((2, 3, 70, 20), Ramp(5, 60)),
-    ((1, 4, 1, 64), Ramp(1000, 1000)),
-    ((3, 2, 33, 8), torch.randint(1, 50, (3, 33))),
-    ((3, 2, 5, 64), torch.randint(1, 50, (1, 5))),
-    ((2, 2, 9, 256), torch.arange(1, 10)),
-]
+CALLS = {
+    "by position": ((2, 3, 70, 20), Ramp(5, 60)),
+    "one query": ((1, 4, 1, 64), Ramp(1000, 1000)),
+    "n of every row": ((3, 2, 33, 8), counts(3, 33)),
+    "n of all rows": ((3, 2, 5, 64), counts(1, 5)),
+    "n of every query": ((2, 2, 9, 256), counts(9)),
+}
 
 
 @pytest.fixture
@@ -42,14 +50,15 @@ def gradients(function, leaves):
 
 
 def plain(q, s, b=None, *, n, multiplier=1.0):
-    counts = n.counts(q.shape[2]) if isinstance(n, Ramp) else n
-    return scale_query(q, ssmax_factor(counts.to(q.device), s, b) * multiplier)
+    n = n.counts(q.shape[2]) if isinstance(n, Ramp) else n
+    return scale_query(q, ssmax_factor(n.to(q.device), s, b) * multiplier)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("shape", "n"), CALLS, ids=str)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_kernel_is_no_worse_than_eager(shape, n, dtype, has_bias, device, fused):
+def test_the_kernel_is_no_worse_than_eager(call, dtype, has_bias, device, fused):
+    shape, n = CALLS[call]
     leaves = make(shape, dtype, device, has_bias=has_bias)
     n = n if isinstance(n, Ramp) else n.to(device)
     kernel = gradients(
@@ -174,6 +183,43 @@ def test_plans_are_not_kept_without_end(monkeypatch):
         x = torch.randn(1, 1, keys, 4)
         ssmax_attention(x, x, x, 0.4, is_causal=True)
         assert len(plans._plans) <= 3
+
+
+@pytest.mark.parametrize(("learns", "most"), [(False, 11), (True, 13)])
+def test_a_call_that_was_seen_takes_a_short_way(learns, most, monkeypatch):
+    """Calls of our own functions, a cost that no machine changes; a windowed call took 84."""
+    monkeypatch.setattr(api, "choose_impl", lambda *_: "triton")
+    monkeypatch.setattr(plans, "_plans", {})
+    monkeypatch.setattr(launch.Prepared, "__call__", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    q, s = torch.randn(1, 2, 4, 8, requires_grad=learns), torch.rand(2, requires_grad=learns)
+    ssmax_attention(q, q, q, s, is_causal=True)
+    assert count_calls(lambda: ssmax_attention(q, q, q, s, is_causal=True)) <= most
+
+
+def test_a_call_on_the_cpu_that_was_seen_takes_a_short_way():
+    q, s = torch.randn(1, 2, 4, 8), torch.rand(2)
+    for options in ({"is_causal": True}, {}):
+        ssmax_attention(q, q, q, s, **options)
+        calls = count_calls(lambda options=options: ssmax_attention(q, q, q, s, **options))
+        assert calls <= 16
+
+
+def count_calls(function):
+    """Count the calls of this package's own functions."""
+    calls = []
+    home = str(Path(ssmax.__file__).parent)
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(home):
+            calls.append(frame.f_code.co_qualname)
+
+    sys.setprofile(watch)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -66,8 +66,11 @@ def ssmax_attention(
     `apply_rope`, not after `rope_scale`.
     """
     key = None
-    masks = (attn_mask, key_padding_mask, positions, cu_seqlens, num_keys)
-    if all(mask is None for mask in masks) and is_eager(q) and type(window) in (int, NoneType):
+    is_plain = (
+        attn_mask is key_padding_mask is positions is cu_seqlens is num_keys is None
+        and type(window) in (int, NoneType)
+    )
+    if is_plain and is_eager(q):
         options = (is_causal, window, scale, enable_gqa, dropout_p, backend)
         key = plans.key_of(q, k, v, s, bias, options)
         plan = plans.find(key)

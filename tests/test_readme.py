@@ -4,6 +4,7 @@ numbers quoted are those of the records.
 
 import contextlib
 import csv
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -13,6 +14,10 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NEEDS_VLLM = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="needs vLLM; make test-engines runs it in vLLM's environment",
+)
 YARDSTICK = "Transformers, softmax (yardstick)"
 BLOCK = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
 
@@ -24,7 +29,8 @@ def blocks() -> list:
         found = BLOCK.findall(text)
         assert len(found) == text.count("```python"), f"{page.name}: a block without its output"
         for number, (code, output) in enumerate(found, 1):
-            found_in.append(pytest.param(code, output, id=f"{page.name} {number}"))
+            marks = [NEEDS_VLLM] if "from vllm" in code else []
+            found_in.append(pytest.param(code, output, id=f"{page.name} {number}", marks=marks))
     return found_in
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,7 +81,11 @@ def appendix(results: Mapping[str, Findings]) -> dict[str, str]:
     for name, findings in results.items():
         parts = [f"# {name}"]
         if findings.commands:
-            parts.append("```text\n" + "\n".join(findings.commands) + "\n```")
+            commands = [
+                textwrap.fill(one, 96, subsequent_indent="    ", break_on_hyphens=False)
+                for one in findings.commands
+            ]
+            parts.append("```text\n" + "\n".join(commands) + "\n```")
         for table, title in OF_A_STUDY.items():
             text = made[f"{name} {table}"]
             if text.startswith("|"):

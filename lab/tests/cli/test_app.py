@@ -94,7 +94,7 @@ BAD = [
     ("pretrain --frob", "--frob"),
     (
         "pretrain --preset huge",
-        "one of quick, million, small, gpu, paper, got 'huge'",
+        "one of quick, million, small, gpu, paper, long, got 'huge'",
     ),
     ("pretrain --config z", "config must be one of a, b, c, d, f"),
     ("pretrain --config e", "train a"),
@@ -439,6 +439,14 @@ def test_numbers_have_the_digits_that_a_run_was_fine_tuned_on(home, capsys):
             assert cli.run(["evaluate", "needle-score", *measured.split(), *given, "--json"]) == 0
             _, line = map(json.loads, capsys.readouterr().out.splitlines())
             assert len(line["number"]) == expected
+
+
+def test_a_pretraining_tells_its_price_and_begins_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["pretrain", "--preset", "long", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "131,072 tokens" in out and "8 GPUs" in out and "dollars" in out
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_is_shown_before_anything_is_done(home, capsys):

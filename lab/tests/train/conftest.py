@@ -67,9 +67,9 @@ def tokens(tmp_path_factory):
 def small(tokens):
     """A configuration by its letter, with overrides."""
 
-    def make(letter: str = "b", **overrides) -> TrainConfig:
+    def make(letter: str = "b", *, recipe=quick, **overrides) -> TrainConfig:
         overrides = {key.replace("__", "."): value for key, value in overrides.items()}
-        base = configured(quick(), letter)
+        base = configured(recipe(), letter)
         return base.with_overrides({**SMALL, "data.folder": str(tokens), **overrides})
 
     return make

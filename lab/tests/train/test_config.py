@@ -203,9 +203,9 @@ def test_files_of_settings(tmp_path):
     [
         ("a.toml", "optim = [", "cannot be read"),
         ("a.json", "{", "cannot be read"),
-        ("a.json", "3", "must hold rooms"),
+        ("a.json", "3", "must hold sections"),
         ("a.yaml", "a: 1", ".toml or .json"),
-        ("a.toml", "[optimizer]\nlr = 1", "unknown room 'optimizer'; did you mean 'optim'"),
+        ("a.toml", "[optimizer]\nlr = 1", "unknown section 'optimizer'; did you mean 'optim'"),
         ("a.toml", b"\xff\xfe", "cannot be read"),
     ],
 )

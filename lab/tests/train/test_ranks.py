@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssmax.errors import UsageError
 from ssmax_lab.records import read_metrics
 from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.dist import single_process
+from ssmax_lab.train.dist import DistContext, single_process, with_context_parallel
+from ssmax_lab.train.recipes import long
 
 WORKER = Path(__file__).parent / "worker.py"
 
@@ -56,6 +58,63 @@ def test_two_ranks_are_one(small, tmp_path, train, parallel):
         # A group's threads would want Python's lock while Python ends. (Of a sharded run torch
         # itself keeps the group of all ranks.)
         assert all("gloo threads: []" in out for out in said), said
+
+
+@pytest.mark.parametrize(
+    ("number", "context", "parallel", "letter"),
+    [
+        (2, 2, "fsdp2", "d"),
+        (4, 2, "fsdp2", "b"),
+        pytest.param(2, 2, "ddp", "a", marks=pytest.mark.slow),
+        pytest.param(4, 4, "fsdp2", "b", marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_share_sequences_are_one(
+    small, tmp_path, train, number, context, parallel, letter
+):
+    """Their n is that of whole sequences, in layers with windows too; losses differ by rounding.
+
+    The preset for 131,072 tokens, at a small scale.
+    """
+    config = small(
+        letter, recipe=long, run__steps=6, model__window=5, model__full_every=2,
+        model__vocab_size=768, schedule__decay_steps=2, run__precision="float32",
+        run__compile=False,
+    )  # fmt: skip
+    split = config.with_overrides({"run.parallel": parallel, "run.context_parallel": context})
+    train(1, tmp_path / "one", config)
+    train(number, tmp_path / "split", split)
+    for kind in ("step", "validation"):
+        found, wanted = (losses(tmp_path / name, kind) for name in ("split", "one"))
+        assert found == pytest.approx(wanted, abs=1e-5) and len(found) > 1
+    one, split = (load_run_model(tmp_path / name).state_dict() for name in ("one", "split"))
+    for name in one:
+        torch.testing.assert_close(split[name], one[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train):
+    config = small("b", run__steps=4, run__parallel="fsdp2", run__context_parallel=2)
+    for ranks, steps, context in ((2, 2, 2), (4, 4, 4), (1, 6, 2)):
+        given = {"run.steps": steps, "run.context_parallel": context}
+        train(ranks, tmp_path / "run", config.with_overrides(given))
+    train(1, tmp_path / "whole", small("b", run__steps=6))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "whole"), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keyword"),
+    [
+        ({"run.context_parallel": 3}, "divide"),
+        ({"run.context_parallel": 2, "model.train_length": 3}, "two tokens"),
+        ({"run.context_parallel": 2, "model.dropout_p": 0.1}, "dropout"),
+        ({"run.context_parallel": 2, "data.base": "x"}, "pretraining"),
+        ({"run.context_parallel": 2, "data.needle_length": 16}, "needles"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(small, overrides, keyword):
+    ranks = DistContext(rank=0, size=2, device=torch.device("cpu"), groups={})
+    with pytest.raises(UsageError, match=keyword):
+        with_context_parallel(ranks, small("b").with_overrides(overrides))
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])

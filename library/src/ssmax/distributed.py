@@ -9,7 +9,7 @@ gathered once for every layer; their gradients are summed and scattered back.
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,8 @@ MOST_RUNS = 16
 """Of neighbouring tokens on a rank, each a call of a causal kernel; shares that are cut up further
 attend through masks."""
 ROWS_PER_MASK = 1024
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def context_parallel_attention(
@@ -65,6 +67,12 @@ def zigzag(length: int, size: int, rank: int) -> Tensor:
         )
     chunks = torch.arange(length).tensor_split(2 * size)
     return torch.cat((chunks[rank], chunks[2 * size - 1 - rank]))
+
+
+def _uncompiled(function: F) -> F:
+    """Leave a function out of graphs: what it calls depends on the values of positions."""
+    # torch's stub of `disable` loses the signature.
+    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
 
 
 class SequenceShard:
@@ -131,6 +139,7 @@ class SequenceShard:
         counts = counts[0] if len(counts) == 1 else torch.stack(counts)
         return counts if left == UNBOUNDED else counts.clamp_max(left + 1)
 
+    @_uncompiled
     def attention(
         self,
         q: Tensor,
@@ -153,8 +162,20 @@ class SequenceShard:
                 enable_gqa=q.shape[1] != k.shape[1], **visible,
             )  # fmt: skip
 
-        # torch's stub of `disable` loses the arguments.
-        return _split_attention(self, attend, q, k, v, left)  # pyright: ignore[reportCallIssue]
+        # Token by token the gathered tensor is the sequence, and one collective serves both.
+        kv_TF = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (k, v)], dim=1)
+        kv_SF = _AllGather.apply(self._padded(kv_TF), self)
+        assert isinstance(kv_SF, Tensor)
+        heads, keys = k.shape[:2], k.shape[:2].numel() * k.shape[3]
+        k_SBGD = kv_SF[:, :keys].unflatten(1, (*heads, k.shape[3]))
+        v_SBGD = kv_SF[:, keys:].unflatten(1, (*heads, v.shape[3]))
+        if len(self._rows) == 1:
+            return self._rows[0].attention(attend, q, k_SBGD, v_SBGD, left)
+        rows = [
+            row.attention(attend, q[b : b + 1], k_SBGD[:, b : b + 1], v_SBGD[:, b : b + 1], left)
+            for b, row in enumerate(self._rows)
+        ]
+        return torch.cat(rows)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         tokens, rows = self.sizes[self.rank], len(self._rows)
@@ -175,40 +196,18 @@ class SequenceShard:
         if self.size == 1:
             return x_TF
         out = x_TF.new_empty(self.size * x_TF.shape[0], *x_TF.shape[1:])
-        dist.all_gather_into_tensor(out, x_TF.contiguous(), group=self.group)
+        # torch 2.13 renamed it, and the one below.
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(out, x_TF.contiguous(), group=self.group)
         return out
 
     def _summed(self, x_SF: Tensor) -> Tensor:
         if self.size == 1:
             return x_SF
         out = x_SF.new_empty(x_SF.shape[0] // self.size, *x_SF.shape[1:])
-        dist.reduce_scatter_tensor(out, x_SF.contiguous(), group=self.group)
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(out, x_SF.contiguous(), group=self.group)
         return out
-
-
-@torch.compiler.disable
-def _split_attention(
-    shard: SequenceShard,
-    attend: Callable[..., Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    left: int,
-) -> Tensor:
-    # Token by token the gathered tensor is the sequence, and one collective serves both.
-    kv_TF = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (k, v)], dim=1)
-    kv_SF = _AllGather.apply(shard._padded(kv_TF), shard)
-    assert isinstance(kv_SF, Tensor)
-    heads, keys = k.shape[:2], k.shape[:2].numel() * k.shape[3]
-    k_SBGD = kv_SF[:, :keys].unflatten(1, (*heads, k.shape[3]))
-    v_SBGD = kv_SF[:, keys:].unflatten(1, (*heads, v.shape[3]))
-    if len(shard._rows) == 1:
-        return shard._rows[0].attention(attend, q, k_SBGD, v_SBGD, left)
-    rows = [
-        row.attention(attend, q[b : b + 1], k_SBGD[:, b : b + 1], v_SBGD[:, b : b + 1], left)
-        for b, row in enumerate(shard._rows)
-    ]
-    return torch.cat(rows)
 
 
 class _AllGather(torch.autograd.Function):

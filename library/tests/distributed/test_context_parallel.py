@@ -73,6 +73,19 @@ def test_without_ranks_it_is_plain_attention():
     torch.testing.assert_close(out, case.exact())
 
 
+# Dynamo of itself, where a graph goes on with a tensor that has a gradient function.
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_a_compiled_layer_is_the_layer():
+    layer, x = SelfAttention(16, 2, train_length=8, window=3), torch.randn(1, 6, 16)
+    shard = SequenceShard(zigzag(6, 1, 0))
+    exact = layer(x, shard=shard)
+    wanted = torch.autograd.grad(exact.sum(), layer.q_proj.weight)
+    out = torch.compile(layer, backend="eager")(x, shard=shard)
+    torch.testing.assert_close(out, exact)
+    found = torch.autograd.grad(out.sum(), layer.q_proj.weight)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("positions", "options", "keyword"),
     [

@@ -96,6 +96,19 @@ def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeyp
     torch.testing.assert_close(hidden @ head.t(), source(tokens).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("rope", "promised"),
+    [({}, 150), ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 64)],
+)
+def test_an_engine_may_read_as_many_tokens_as_were_checked(rope, promised, tmp_path):
+    """Engines hold a folder to its config; types that compute with that number keep it."""
+    model = llama(max_position_embeddings=64, **rope)
+    export(model, tmp_path / "out", to="hf", prompt=PROMPT)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["max_position_embeddings"] == promised
+    assert model.config.max_position_embeddings == 64
+
+
 @pytest.mark.parametrize("to", ["hf", "ministral"])
 @pytest.mark.parametrize("end", [7, None])
 def test_a_folder_of_transformers_says_which_token_ends_a_text(to, end, tmp_path):

@@ -235,7 +235,7 @@ BAD = {
     "rule": (lambda m, _: ssmax.hf.convert(m, rule="softmx"), "rule must be one of"),
     "no identity": (
         lambda m, _: ssmax.hf.convert(m, rule="sqrt_log", train_length=64),
-        "does not start where softmax is",
+        "does not start as softmax",
     ),
     "identity without bias": (lambda m, _: ssmax.hf.convert(m, bias=False), "needs the bias"),
     "bias of another rule": (

@@ -455,7 +455,7 @@ def test_booleans_are_refused_where_they_would_be_added(kind):
     tokens, mask = tokens_of(1, 12), prefix_mask()
     model(tokens, attention_mask=mask)
     model.config._attn_implementation = kind
-    with pytest.raises(ValueError, match=r"booleans hide nothing.*\(1, 1, 12, 12\).* or use sdpa"):
+    with pytest.raises(ValueError, match=r"boolean mask.*\(1, 1, 12, 12\).*sdpa"):
         model(tokens, attention_mask=mask)
 
 

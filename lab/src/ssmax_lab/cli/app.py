@@ -15,7 +15,7 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="The laboratory of Scalable-Softmax: reproduce the paper, train and measure models.",
 )
-data_app: typer.Typer = typer.Typer(**_LOOK, help="Text to tokens, and tokens checked.")
+data_app: typer.Typer = typer.Typer(**_LOOK, help="Turn text into tokens, and check them.")
 for verb in (data.prepare, data.verify):
     data_app.command()(verb)
 for verb in (

@@ -26,16 +26,23 @@ def prepare(
         ),
     ],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Folder of the tokens, for every --data.")
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Folder for the tokens, which other commands take as --data."
+        ),
     ],
     tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZERS}.")] = "gpt2",
-    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; by default one per core.")
+    ] = None,
     validation_fraction: Annotated[
-        float, typer.Option(help="Share of the documents that is kept for validation.")
+        float, typer.Option(help="Share of documents kept for validation.")
     ] = 0.005,
-    text_field: Annotated[str, typer.Option(help="Where .jsonl and .parquet keep it.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field of .jsonl and .parquet that holds the text.")
+    ] = "text",
 ) -> None:
-    """Turn text into shards of tokens. Stopped, the same command resumes."""
+    """Turn text into shards of tokens. If interrupted, the same command resumes."""
     from ssmax_lab.data import preparation
     from ssmax_lab.data.shards import TRAIN, VALIDATION
 

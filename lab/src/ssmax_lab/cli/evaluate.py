@@ -64,47 +64,54 @@ def evaluate(
     theta: Theta = None,
     rule: Annotated[
         str | None,
-        typer.Option(help="Replace the run's rule first; ssmax makes configuration e of a."),
+        typer.Option(help="Replace the scaling rule first; ssmax on (a) makes configuration (e)."),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     length: Annotated[
         list[int] | None,
         typer.Option(
             metavar="TOKENS",
-            help="Of a document or context: by default 2048, for all 1024; needle, for which it "
-            "may be repeated, 1, 2 and 4 training lengths; needle-score 2.",
+            help="Length of documents or contexts; by default 2048, for all 1024; for "
+            "needle (repeatable) 1, 2 and 4 training lengths, for needle-score 2.",
         ),
     ] = None,
     documents: Annotated[
-        int | None, typer.Option(help="How many: position-loss 32, sharpness and all 8.")
+        int | None,
+        typer.Option(help="Number of documents; by default 32 for position-loss, else 8."),
     ] = None,
     depths: Annotated[
         int | None,
-        typer.Option(help="Of needles: how many, from start to end: needle 11, all 5."),
+        typer.Option(help="Number of needle depths; by default 11 for needle, 5 for all."),
     ] = None,
     depth: Annotated[
-        float | None, typer.Option(help="Of all needle-score's needles; by default drawn for each.")
+        float | None,
+        typer.Option(help="Depth of needle-score's needles; by default drawn at random."),
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(help="Of every depth: needle 20, all 10; of needle-score: 100, all 10."),
+        typer.Option(
+            help="Trials; by default 20 per depth for needle, 100 for needle-score, 10 for all."
+        ),
     ] = None,
     digits: Annotated[
         int | None,
         typer.Option(
-            help=f"Of a number; by default as a run was fine-tuned on, else {USUAL_DIGITS}."
+            help=f"Digits of a number; by default as a run was fine-tuned on, else {USUAL_DIGITS}."
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Texts at a time: position-loss 1, needles 8.")
+        int | None,
+        typer.Option(help="Texts at a time; by default 1 for position-loss, 8 for needles."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of needles and texts; by default 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of needles and texts; by default 0.")
+    ] = None,
     device: Device = None,
     json_: Json = False,
 ) -> None:
-    """Measure a run, or Hugging Face models beside each other.
+    """Measure a run, or Hugging Face models side by side.
 
-    Stopped, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
+    If interrupted, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
     """
     options = _options(
         what, length=length, documents=documents, depths=depths, depth=depth, trials=trials,

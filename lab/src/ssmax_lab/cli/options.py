@@ -12,13 +12,13 @@ USUAL_DIGITS = 7
 A_RUN = f"A run's folder; or {TINY}."
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=run_folder, help=A_RUN)]
 OpenPage = Annotated[
-    bool | None, typer.Option("--open/--no-open", help="Show the page; by default on a desktop.")
+    bool | None, typer.Option("--open/--no-open", help="Open the page; by default on a desktop.")
 ]
-Theta = Annotated[
-    float | None, typer.Option(help="Base of the rotary frequencies; by default the run's.")
-]
+Theta = Annotated[float | None, typer.Option(help="RoPE base; by default the run's.")]
 TOKENIZERS = "gpt2, gpt2-digits, bytes, small, or the path of a tokenizer.json"
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override, as optim.lr=3e-4; may be repeated."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, as optim.lr=3e-4; may be repeated."
+    ),
 ]

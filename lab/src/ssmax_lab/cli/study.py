@@ -40,17 +40,19 @@ def reproduce(
         str, typer.Option(help="quick, million, small, gpu, paper, or PRESET:VARIANT.")
     ] = "quick",
     configs: Annotated[
-        str | None, typer.Option(help="Only these, as a,b,temperature; by default all.")
+        str | None, typer.Option(help="Configurations, as a,b,temperature; by default all.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Of every configuration; by default the preset's.")
+        int | None, typer.Option(help="Seeds per configuration; by default the preset's.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="Seeds are counted from it.")] = 0,
+    first_seed: Annotated[int, typer.Option(help="First seed.")] = 0,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="FIGURE", help="figure1 to figure8, or C1 to C8; may be repeated."),
+        typer.Option(
+            metavar="FIGURE", help="Only figure1 to figure8, or C1 to C8; may be repeated."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="The study's folder; by default reproduction/PRESET.")
     ] = None,
@@ -68,13 +70,13 @@ def reproduce(
     ] = None,
     test: Annotated[
         Path | None,
-        typer.Option(help="Likewise, to measure on; by default data's validation side."),
+        typer.Option(help="Prepared tokens to measure on; by default the validation side."),
     ] = None,
     questions: Annotated[
         str | None,
         typer.Option(
-            help="To fine-tune on: a file in SQuAD's format, hidden:7, or both as FILE+hidden:7; "
-            "by default the preset's."
+            help="Questions to fine-tune on: a SQuAD file, hidden:7, or FILE+hidden:7; by "
+            "default the preset's."
         ),
     ] = None,
     set_: Sets = None,
@@ -87,20 +89,21 @@ def reproduce(
     device: Device = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Save and stop after so many, with 75; the same command resumes."),
+        typer.Option(
+            help="Save and stop after so many minutes, with exit status 75; the same "
+            "command resumes."
+        ),
     ] = None,
-    part: Annotated[
-        str, typer.Option(help="The name of this machine's part of a larger study.")
-    ] = "",
+    part: Annotated[str, typer.Option(help="Name of this machine's part of a larger study.")] = "",
     records: Annotated[
-        Path | None, typer.Option(help="Bring the records into this .tar.xz, without weights.")
+        Path | None, typer.Option(help="Write the records, without weights, to this .tar.xz.")
     ] = None,
     open_page: OpenPage = None,
     json_: Json = False,
 ) -> int:
-    """Reproduce the paper on this machine, from training to its page.
+    """Reproduce the paper: train, measure, judge and draw.
 
-    Stopped, the same command resumes.
+    If interrupted, the same command resumes.
     """
     from ssmax_lab.data.sources import EMBEDDED
     from ssmax_lab.records import LOGS
@@ -180,7 +183,7 @@ def report(
     open_page: OpenPage = None,
     json_: Json = False,
 ) -> None:
-    """Judge and draw again what a study has measured.
+    """Judge and draw a study again from its records.
 
     Results of ssmax-lab evaluate are shown side by side.
     """
@@ -200,10 +203,10 @@ def report(
 def merge(
     folder: Annotated[Path, typer.Argument(metavar="STUDY", help="The study's folder.")],
     archives: Annotated[
-        list[Path], typer.Argument(metavar="PART", help="Files of reproduce --records.")
+        list[Path], typer.Argument(metavar="PART", help="Files that reproduce --records wrote.")
     ],
 ) -> None:
-    """Put the parts of a study, made on several machines, together."""
+    """Merge the parts of a study made on several machines."""
     from ssmax_lab.study.partial import merge as put_together
 
     for archive in archives:

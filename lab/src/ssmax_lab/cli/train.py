@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
 OnNonfinite = Annotated[
-    str | None, typer.Option(help="stop or skip, where a loss or gradient is not finite.")
+    str | None, typer.Option(help="stop or skip when a loss or gradient is not finite.")
 ]
 
 
 def pretrain(
     preset: Annotated[
-        str | None, typer.Option(help="quick, million, small, gpu or paper; by default quick.")
+        str | None,
+        typer.Option(help="quick, million, small, gpu, paper or long; by default quick."),
     ] = None,
     config: Annotated[
         str | None,
@@ -41,17 +42,22 @@ def pretrain(
             help="Folder that ssmax-lab data prepare wrote; by default the preset's text."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the run; by default PRESET-CONFIG.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run; by default PRESET-CONFIG.")
+    ] = None,
     runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     file: File = None,
     set_: Sets = None,
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print size, hours and price of the run only.")
+    ] = False,
 ) -> int:
-    """Train a model of the paper's kind from scratch.
+    """Train the paper's model, or a smaller one, from scratch.
 
-    The quick preset's text is that which every Python carries.
+    The quick preset trains on Python's standard library.
     """
     from ssmax._device import check_device
     from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
@@ -75,8 +81,13 @@ def pretrain(
         settings = resumed_config(folder, began | overrides)
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
-        if not settings.data.folder:
-            settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
+    if dry_run:
+        from ssmax_lab.train.plan import plan_words
+
+        print(plan_words(settings, folder.name))
+        return 0
+    if not resume and not settings.data.folder:
+        settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
     check_text(settings)
     check_gpu(settings.run.recipe, device)
     from ssmax_lab.train import init_distributed, pretrain
@@ -97,10 +108,10 @@ def finetune(
     ],
     hf: Annotated[
         bool,
-        typer.Option("--hf", help="RUN is a folder that ssmax convert wrote, or an adapter's."),
+        typer.Option("--hf", help="RUN is a converted Hugging Face model, or an adapter."),
     ] = False,
     adapter_base: Annotated[
-        str | None, typer.Option("--base", help="With --hf: the model that an adapter is for.")
+        str | None, typer.Option("--base", help="With --hf: base model of the adapter.")
     ] = None,
     data: Annotated[
         Path | None,
@@ -109,21 +120,21 @@ def finetune(
         ),
     ] = None,
     only_ssmax: Annotated[
-        bool, typer.Option("--only-ssmax", help="With --hf: s and b learn, all else stays.")
+        bool, typer.Option("--only-ssmax", help="With --hf: train s and b alone.")
     ] = False,
     questions: Annotated[
         str | None,
         typer.Option(
-            help="A file in SQuAD's format, invented, or hidden: a number in the run's own text; "
-            "several joined by +. With --hf this or --data is needed: one file, or invented. "
-            "By default hidden for quick runs, else invented."
+            help="A SQuAD file, invented, or hidden (a number in the run's own text); "
+            "several joined by +. With --hf one file or invented, unless --data is "
+            "given. By default hidden for quick runs, else invented."
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="e, or a rule: replace the attention's rule first.")
+        str | None, typer.Option(help="Replace the scaling rule first: e, or a rule's name.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Of the run; by default RUN-qa, with --hf RUN-tuned.")
+        str | None, typer.Option(help="Name of the run; by default RUN-qa, with --hf RUN-tuned.")
     ] = None,
     runs: Annotated[
         Path | None, typer.Option(help="Folder of all runs; by default RUN's, with --hf runs.")
@@ -134,7 +145,7 @@ def finetune(
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Teach a run's model to answer questions, as in table 3.
+    """Fine-tune a run on questions, as in table 3.
 
     With --hf: fine-tune a converted Hugging Face model, on questions or on text.
     """
@@ -199,14 +210,15 @@ def generate(
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="At most so many for each.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="Draw from so many of the likeliest.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Number of new tokens, at most.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest that have this mass together.")
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens up to this probability mass."),
     ] = None,
     theta: Theta = None,
-    seed: Annotated[int, typer.Option(help="For temperatures above 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     device: Device = None,
 ) -> None:
     """Continue prompts with a run's model."""

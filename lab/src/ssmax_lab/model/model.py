@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ssmax.distributed import SequenceShard
 from ssmax.errors import UsageError
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
 from ssmax.ops.visible import MaskSpec, mask_spec
@@ -158,13 +159,18 @@ class LM(nn.Module):
         key_padding_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
+        shard: SequenceShard | None = None,
     ) -> Tensor:
         """Compute what the head reads, (B, T, C), for a loss that never makes the logits.
 
-        `max_seqlen` promises that no packed document is longer, which is faster on a GPU.
+        `max_seqlen` promises that no packed document is longer, which is faster on a GPU. With a
+        `shard` the tokens are this rank's of a sequence that is split over ranks.
         """
         self._check_tokens(tokens_BT)
-        shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens, max_seqlen)
+        if shard is None:
+            shared = self._shared(tokens_BT, cache, key_padding_mask, cu_seqlens, max_seqlen)
+        else:
+            shared = self._shared_of(shard)
         x_BTC, more_BTC = self._embedded(tokens_BT), None
         for layer, block in enumerate(self.blocks):
             own = shared[self.config.window_of(layer)]
@@ -312,6 +318,15 @@ class LM(nn.Module):
         return {
             window: {"mask_spec": mask_spec, "num_keys": mask_spec.num_visible(), "rotary": rotary}
             for window, mask_spec in specs.items()
+        }
+
+    def _shared_of(self, shard: SequenceShard) -> dict[int | None, dict[str, Any]]:
+        """Compute the same for this rank's tokens of a split sequence."""
+        rotary = self.rotary(shard.positions)
+        windows = map(self.config.window_of, range(self.config.num_layers))
+        return {
+            window: {"shard": shard, "num_keys": shard.num_keys(window), "rotary": rotary}
+            for window in dict.fromkeys(windows)
         }
 
     def _check_tokens(self, tokens_BT: Tensor) -> None:

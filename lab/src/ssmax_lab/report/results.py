@@ -39,7 +39,7 @@ HEADLINES = (
     "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
 )
 """What a reader wants to know first: the primary comparisons, and the heads."""
-SHORT = dict(
+SHORT: dict[str, str] = dict(
     zip(
         HEADLINES,
         (

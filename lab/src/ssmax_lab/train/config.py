@@ -157,6 +157,8 @@ class RunConfig:
     it computes the others again, the cheapest first."""
     parallel: Parallel = "auto"
     """Over several ranks; auto: ddp."""
+    context_parallel: int = 1
+    """Ranks that hold one sequence together, each a part of its tokens; for pretraining."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = 2
@@ -176,7 +178,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "micro_batch", "checkpoint_every", "keep_checkpoints"):
             _at_least(f"run.{name}", getattr(self, name), 1)
-        for name in ("validate_every", "scale_every", "metrics_every"):
+        for name in ("validate_every", "scale_every", "metrics_every", "context_parallel"):
             _at_least(f"run.{name}", getattr(self, name), 1)
         _seed("run.seed", self.seed)
         _one_of("run.precision", self.precision, Precision)
@@ -198,6 +200,7 @@ MAY_CHANGE = (
     "run.compile",
     "run.activation_memory_budget",
     "run.parallel",
+    "run.context_parallel",
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.on_nonfinite",
@@ -354,7 +357,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
     if not isinstance(values, dict):
-        raise UsageError(f"{path} must hold rooms of settings, as [optim], got {values!r:.40}")
+        raise UsageError(f"{path} must hold sections of settings, as [optim], got {values!r:.40}")
     values.pop("provenance", None)
     return flat(values)
 
@@ -366,7 +369,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             if key not in rooms:
-                raise UsageError(f"unknown room {key!r}{nearest(key, rooms)}")
+                raise UsageError(f"unknown section {key!r}{nearest(key, rooms)}")
             flat |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
             flat[key] = value

@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ssmax._device import select_device
+from ssmax.distributed import SequenceShard, zigzag
 from ssmax.errors import UsageError
-from ssmax_lab.train.config import RunConfig
+from ssmax_lab.train.config import ConvertedTrainConfig, RunConfig, TrainConfig
 
 VERSIONS_KEPT = 32
 """Of compiled code; what goes beyond is silently not compiled."""
@@ -35,6 +36,8 @@ class DistContext:
     device: torch.device
     groups: dict[str, dist.ProcessGroup]
     """By what they are for; none with a single process, nor after the end."""
+    context_parallel: int = 1
+    """Neighbouring ranks that hold one sequence together."""
 
     @property
     def cpu_group(self) -> dist.ProcessGroup | None:
@@ -45,6 +48,29 @@ class DistContext:
     def checkpoint_group(self) -> dist.ProcessGroup | None:
         """Give the group for the threads that write checkpoints meanwhile."""
         return self.groups.get("checkpoint_group")
+
+    @property
+    def data_rank(self) -> int:
+        """Number this rank among those that read other sequences."""
+        return self.rank // self.context_parallel
+
+    @property
+    def data_size(self) -> int:
+        """Count the ranks that read other sequences."""
+        return self.size // self.context_parallel
+
+    def tokens(self, length: int) -> Tensor | None:
+        """Choose this rank's tokens of every sequence; None: all of them."""
+        if self.context_parallel == 1:
+            return None
+        return zigzag(length, self.context_parallel, self.rank % self.context_parallel)
+
+    def shard(self, length: int) -> SequenceShard | None:
+        """Make the shard of those tokens; all ranks have to call."""
+        tokens = self.tokens(length)
+        if tokens is None:
+            return None
+        return SequenceShard(tokens.to(self.device), group=self.groups["context"])
 
     @property
     def is_first(self) -> bool:
@@ -118,6 +144,38 @@ def init_distributed(device: str | None = None) -> Iterator[DistContext]:
         # on may want Python's lock while Python ends, which aborts the process.
         groups.clear()
         dist.destroy_process_group()
+
+
+def with_context_parallel(ranks: DistContext, config: TrainConfig) -> DistContext:
+    """Group the ranks that hold a sequence together, as run.context_parallel says."""
+    number = config.run.context_parallel
+    if number == 1:
+        return ranks
+    data = config.data
+    if isinstance(config, ConvertedTrainConfig) or data.base or data.needle_length:
+        raise UsageError(
+            "run.context_parallel is for pretraining on windows of text: packed questions, needles "
+            f"among the text and models of Transformers are not split; leave it at 1, got {number}"
+        )
+    if ranks.size == 1:
+        # A single process holds whole sequences: the same numbers.
+        return ranks
+    if ranks.size % number:
+        raise UsageError(
+            f"run.context_parallel must divide the {ranks.size} ranks, got {number}; start a "
+            "multiple of it"
+        )
+    model = config.model
+    if model.train_length < 2 * number or model.dropout_p:
+        raise UsageError(
+            "run.context_parallel needs two tokens of a sequence for each of its ranks and no "
+            f"dropout, got {number} ranks, model.train_length={model.train_length} and "
+            f"model.dropout_p={model.dropout_p}"
+        )
+    group, _ = dist.new_subgroups(group_size=number)
+    assert isinstance(group, dist.ProcessGroup)
+    ranks.groups["context"] = group
+    return dataclasses.replace(ranks, context_parallel=number)
 
 
 def _gloo_group() -> dist.ProcessGroup:

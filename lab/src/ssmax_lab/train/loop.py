@@ -25,7 +25,14 @@ from ssmax_lab.records import METRICS, Provenance, read_metrics
 from ssmax_lab.train import checkpoint
 from ssmax_lab.train.checkpoint import CheckpointWriter, TrainState
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.dist import DistContext, clip_gradients, full_tensor, no_sync, reshard
+from ssmax_lab.train.dist import (
+    DistContext,
+    clip_gradients,
+    full_tensor,
+    no_sync,
+    reshard,
+    with_context_parallel,
+)
 from ssmax_lab.train.metrics import (
     EVENTS,
     MetricsMark,
@@ -134,10 +141,11 @@ def train(
     What is trained is the paper's model from its first weights, or the model of the `task`. The
     checkpoint of `keep_step` is written and stays.
     """
-    if config.run.batch_size % ranks.size:
+    ranks = with_context_parallel(ranks, config)
+    if config.run.batch_size % ranks.data_size:
         raise UsageError(
-            f"run.batch_size must be a multiple of the {ranks.size} ranks, "
-            f"got {config.run.batch_size}"
+            f"run.batch_size must be a multiple of the {ranks.data_size} ranks that read other "
+            f"sequences, got {config.run.batch_size}"
         )
     metrics = events = None
 
@@ -185,7 +193,7 @@ def train(
             return _all_phases(setup, state, found)
         except OSError as error:
             raise MachineError(
-                f"{folder} cannot be written: {error}; what was saved is intact, mend that and "
+                f"{folder} cannot be written: {error}; what was saved is intact, fix that and "
                 "resume with --resume"
             ) from error
         finally:
@@ -300,13 +308,15 @@ class _Phase:
     def run(self, last_step: int) -> Outcome:
         """Train to a step, or until somebody asks to stop."""
         config, setup = self.config.run, self.setup
-        per_rank = config.batch_size // setup.ranks.size
+        per_rank = config.batch_size // setup.ranks.data_size
+        tokens = setup.ranks.tokens(self.config.model.train_length)
 
         def batches(step: int) -> list[Batch]:
-            first = step * config.batch_size + setup.ranks.rank * per_rank
+            first = step * config.batch_size + setup.ranks.data_rank * per_rank
             parts = micro_batches(
                 setup.samples, first=first, count=per_rank, size=config.micro_batch
             )
+            parts = [part.share(tokens) for part in parts]
             return [part.pinned() if setup.ranks.device.type == "cuda" else part for part in parts]
 
         stopped_by = None
@@ -527,16 +537,17 @@ def validation_loss(
 ) -> float:
     """Average over the validation windows, in their fixed order; ranks share the work."""
     windows = config.data.validation_windows
-    per_rank = math.ceil(windows / ranks.size)
+    per_rank = math.ceil(windows / ranks.data_size)
+    tokens = ranks.tokens(config.model.train_length)
     sums = torch.zeros(2, device=ranks.device, dtype=torch.float64)
-    window = ranks.rank * per_rank
+    window = ranks.data_rank * per_rank
     loss.eval()
     for batch in micro_batches(samples, first=window, count=per_rank, size=config.run.micro_batch):
         # Ranks make equally many passes, the last ones perhaps over windows that do not count.
         targets_of_windows = batch.targets_BT.view(-1, config.model.train_length)
         targets_of_windows[max(0, windows - window) :] = IGNORE
         window += targets_of_windows.shape[0]
-        batch = batch.to(ranks.device)
+        batch = batch.share(tokens).to(ranks.device)
         with _precision(config.run.precision, ranks):
             part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
         sums += torch.stack((part.double(), (batch.targets_BT != IGNORE).sum().double()))

@@ -140,7 +140,38 @@ def small() -> TrainConfig:
     )
 
 
-PRETRAINING = {"quick": quick, "million": million, "small": small, "gpu": gpu, "paper": paper}
+def long() -> TrainConfig:
+    """Configure the paper's model for 131,072 tokens, eight GPUs to a sequence: 5 G tokens.
+
+    A step has the paper's number of tokens. The RoPE base is above the least that is needed for
+    this length (arXiv 2405.14591).
+    """
+    return TrainConfig(
+        model=LMConfig(train_length=131_072, theta=1e7),
+        data=DataConfig(validation_windows=16),
+        schedule=ScheduleConfig(kind="warmup-stable-decay", warmup_steps=200, decay_steps=240),
+        run=RunConfig(
+            recipe="long",
+            steps=2400,
+            batch_size=16,
+            micro_batch=1,
+            parallel="fsdp2",
+            context_parallel=8,
+            checkpoint_every=200,
+            validate_every=200,
+            scale_every=20,
+        ),
+    )
+
+
+PRETRAINING = {
+    "quick": quick,
+    "million": million,
+    "small": small,
+    "gpu": gpu,
+    "paper": paper,
+    "long": long,
+}
 
 DEFAULT_TEXT = {
     "quick": ("embedded", "small"),
@@ -148,6 +179,7 @@ DEFAULT_TEXT = {
     "small": ("embedded", "gpt2-digits"),
     "gpu": ("embedded", "gpt2-digits"),
     "paper": ("hf:cerebras/SlimPajama-627B", "gpt2"),
+    "long": ("hf:cerebras/SlimPajama-627B", "gpt2"),
 }
 """Source and tokenizer of a recipe that is given no text."""
 
@@ -178,7 +210,7 @@ def finetuning_of(
         data=DataConfig(seed=base.data.seed, tokenizer=base.data.tokenizer),
         optim=OptimConfig(lr=3e-3 if is_quick else 2e-5, beta2=0.999, weight_decay=0.0),
         schedule=ScheduleConfig(kind="cosine"),
-        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128),
+        run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128, context_parallel=1),
     )
     epoch = steps_per_epoch(config.with_overrides(overrides).run.batch_size)
     return config.with_overrides(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax._files import whole_folder
+from ssmax.distributed import SequenceShard
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.model import LM, LMConfig, save_lm
 from ssmax_lab.model.checkpoint import lm_of_shapes
@@ -34,6 +35,13 @@ class Batch:
     cu_seqlens: Tensor | None = None
     weight: float = 1.0
     """Of every target in the mean loss of a step."""
+
+    def share(self, tokens: Tensor | None) -> "Batch":
+        """Choose some of the tokens of every row; None: all."""
+        if tokens is None:
+            return self
+        assert self.cu_seqlens is None, "packed rows are not split"
+        return self._map(lambda tensor: tensor[:, tokens])
 
     def pinned(self) -> "Batch":
         """Copy to memory that a device can read by itself."""
@@ -99,18 +107,23 @@ class TrainTask(Protocol):
 
 
 class Loss(nn.Module):
-    """The sum of the losses of a micro-batch; what is wrapped, so that one call is one pass."""
+    """The sum of the losses of a micro-batch; what is wrapped, so that one call is one pass.
 
-    def __init__(self, model: LM) -> None:
+    With a shard its rows are this rank's tokens of longer ones.
+    """
+
+    def __init__(self, model: LM, shard: SequenceShard | None = None) -> None:
         super().__init__()
         self.model = model
+        self.shard = shard
 
     def forward(
         self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
     ) -> Tensor:
         """Sum over all targets that count; cu_seqlens bounds what attends to each other."""
         if cu_seqlens is None:
-            hidden_BTC = self.model.hidden(inputs_BT)[:, -targets_BT.shape[1] :]
+            hidden_BTC = self.model.hidden(inputs_BT, shard=self.shard)
+            hidden_BTC = hidden_BTC[:, -targets_BT.shape[1] :]
         else:
             # Every batch packs another number of documents, none longer than a training row. The
             # mark stays on the tensor only where nothing has to be cast.
@@ -143,7 +156,8 @@ class LMTask:
             model.residual_dtype = torch.bfloat16
         if config.compile:
             model.norm.compile()
-        return parallelize(Loss(model), model.blocks, config, ranks)
+        loss = Loss(model, ranks.shard(model.config.train_length))
+        return parallelize(loss, model.blocks, config, ranks)
 
     def optimizer(self, model: LM, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
         """Decay what has two dimensions or more: s, b and p_n stay free, at a rate of their own."""

@@ -17,7 +17,7 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax: convert models, export and serve them, and see what it costs.",
+    help="Scalable-Softmax (SSMax): convert, export and serve models, and measure its cost.",
 )
 for _verb in (convert, export, serve, bench, doctor):
     app.command()(_verb)

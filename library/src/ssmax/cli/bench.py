@@ -36,11 +36,13 @@ class Cost:
 
 
 def bench(
-    batch: Annotated[int, typer.Option(help="Rows.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Of a row.")] = 2048,
+    batch: Annotated[int, typer.Option(help="Batch size.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens per row.")] = 2048,
     heads: Annotated[int, typer.Option(help="Query heads.")] = 12,
-    kv_heads: Annotated[int | None, typer.Option(help="By default as many as query heads.")] = None,
-    head_dim: Annotated[int, typer.Option(help="Size of a head.")] = 64,
+    kv_heads: Annotated[
+        int | None, typer.Option(help="Key heads; by default as many as query heads.")
+    ] = None,
+    head_dim: Annotated[int, typer.Option(help="Channels per head.")] = 64,
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16 or float16; by default the device's.")
     ] = None,

@@ -14,40 +14,48 @@ _logger = logging.getLogger(__name__)
 
 
 def convert(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or name on the Hub.")],
     out: Out,
     init: Annotated[
-        str, typer.Option(help="identity, paper or anneal: where s and b start.")
+        str, typer.Option(help="Where s and b start: identity, paper or anneal.")
     ] = "identity",
     train_length: Annotated[
         int | None, typer.Option(help="The length the model was trained at.")
     ] = None,
     rule: Annotated[
         str,
-        typer.Option(help="What multiplies the query: ssmax, or another rule of docs/rules.md."),
+        typer.Option(help="Scaling rule: ssmax, or another of docs/rules.md."),
     ] = "ssmax",
     bias: Annotated[
-        bool | None, typer.Option("--bias/--no-bias", help="By default as --init needs it.")
+        bool | None,
+        typer.Option(
+            "--bias/--no-bias", help="Learn a bias per head; by default as --init needs it."
+        ),
     ] = None,
-    layers: Annotated[str, typer.Option(help="full: those without a window; or all.")] = "full",
-    attention: Annotated[str, typer.Option(help="self, or all: cross attention too.")] = "self",
+    layers: Annotated[
+        str, typer.Option(help="Layers to convert: full (no sliding window) or all.")
+    ] = "full",
+    attention: Annotated[
+        str, typer.Option(help="Attention to convert: self, or all (cross attention too).")
+    ] = "self",
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
     ] = False,
     remote_code: Annotated[
-        bool, typer.Option("--remote-code", help="A file of code beside it, to load without ssmax.")
+        bool,
+        typer.Option("--remote-code", help="Add a file of code, so that it loads without ssmax."),
     ] = False,
     opens_as_softmax: Annotated[
         bool,
         typer.Option(
             "--opens-as-softmax",
-            help="With --remote-code: who does not trust that code gets softmax, without s, "
-            "instead of an error.",
+            help="With --remote-code: where that code is not trusted, load as softmax "
+            "without s instead of failing.",
         ),
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Give a Hugging Face model SSMax, verified and ready to train."""
+    """Convert a Hugging Face model to SSMax, verify it and save it."""
     from ssmax._extras import require
     from ssmax._files import check_empty, whole_folder
     from ssmax.hf.choices import check_choice, check_layers

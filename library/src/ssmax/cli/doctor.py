@@ -36,7 +36,7 @@ class Check:
 
 
 def doctor(json_: Json = False) -> int:
-    """Look at what this machine has for the work, and what it lacks."""
+    """Show what this machine has, and what it lacks."""
     checks = list(examine())
     if json_:
         print(json.dumps([dataclasses.asdict(check) for check in checks], indent=2))

@@ -31,16 +31,21 @@ def export(
         ),
     ],
     out: Out,
-    to: Annotated[str, typer.Option(help="hf, ministral, gguf, onnx or torch-export.")],
-    weights: Annotated[str, typer.Option(help="Of gguf: float32, bfloat16 or q8_0.")] = "float32",
+    to: Annotated[str, typer.Option(help="Form: hf, ministral, gguf, onnx or torch-export.")],
+    weights: Annotated[
+        str, typer.Option(help="Weights of gguf: float32, bfloat16 or q8_0.")
+    ] = "float32",
     fit: Annotated[
-        bool, typer.Option("--fit", help="Give up the heads' biases for the nearest s.")
+        bool,
+        typer.Option(
+            "--fit", help="Replace per-head biases by the nearest s, and report the loss."
+        ),
     ] = False,
     check_tokens: Annotated[
-        int, typer.Option(help="How many tokens to compare with the source on.")
+        int, typer.Option(help="Number of tokens to compare with the source on.")
     ] = 20_000,
     text: Annotated[
-        Path | None, typer.Option(help="What to compare on; by default Python's own sources.")
+        Path | None, typer.Option(help="Text to compare on; by default Python's own sources.")
     ] = None,
     json_: Json = False,
 ) -> None:

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-Device = Annotated[str | None, typer.Option(help="cpu or cuda; by default what there is.")]
-Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")]
 
 

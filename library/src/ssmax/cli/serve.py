@@ -88,25 +88,25 @@ def serve(
     ],
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FLAG", help="Of the engine, after --, as they are."),
+        typer.Argument(metavar="FLAG", help="Options passed on to the engine, after --."),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
-            help="vllm or transformers, or as vllm=PYTHON the one of another environment; by "
+            help="vllm or transformers; vllm=PYTHON takes that of another environment. By "
             "default the first that is installed."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help=f"Of {HOST}.")] = 8000,
+    port: Annotated[int, typer.Option(help=f"Port on {HOST}.")] = 8000,
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16 or float16; by default the engine decides.")
+        str, typer.Option(help="float32, bfloat16 or float16; by default the engine's choice.")
     ] = "auto",
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="SSMAX_API_KEY", help="What clients have to send; vllm only."),
+        typer.Option(envvar="SSMAX_API_KEY", help="Key that clients must send; vllm only."),
     ] = None,
 ) -> int:
-    """Serve a model by vLLM or `transformers serve`, until Ctrl-C."""
+    """Serve a model with vLLM or `transformers serve` until Ctrl-C."""
     from ssmax.export.forms import check_exportable
 
     check_exportable(model)

@@ -34,22 +34,26 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
 ```
 
-Without that flag Transformers refuses the folder. vLLM's Transformers backend
-(`vllm serve FOLDER --model-impl transformers --trust-remote-code`) gets n from positions. Our
-tests run it: vLLM 0.32 on a CPU, in float32 and bfloat16.""",
+Without that flag Transformers refuses the folder. vLLM runs it, too, with `ssmax[vllm]` installed
+beside it or with the code in the folder:
+
+```sh
+vllm serve FOLDER                      # with ssmax[vllm]: Llama, Mistral, Qwen 2 and 3, Gemma 3
+vllm serve FOLDER --trust-remote-code  # any family of vLLM's Transformers backend
+```""",
     "ministral": """```python
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained(FOLDER)  # needs no ssmax
 ```
 
-vLLM and SGLang read the same folder:
+vLLM and mlx-lm read the same folder:
 
 ```sh
 vllm serve FOLDER
 ```
 
-Our tests run vLLM 0.32 on a CPU, in float32 and bfloat16. They do not run SGLang.""",
+SGLang reads the same keys; our tests do not run it.""",
     "gguf": """```python
 from llama_cpp import Llama
 

@@ -14,6 +14,7 @@ from ssmax.errors import UsageError
 from ssmax.export import card, checking, gguf_file, graphs, sessions
 from ssmax.export.folding import Folded, fold, llama_form
 from ssmax.export.forms import (
+    CONFIG,
     GGUF,
     ONNX,
     POSITIONS,
@@ -128,6 +129,7 @@ def _write(
 ) -> _Written:
     if to == "hf":
         save_remote_code(model, folder)
+        _promise(folder / CONFIG, checked)
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
@@ -145,7 +147,6 @@ def _write(
         )
     form = llama_form(model)
     folded = fold(form, fit=fit)
-    # What was looked at is what is promised.
     context = max(form.train_length, form.config["max_position_embeddings"], checked)
     how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
     if to == "ministral":
@@ -164,6 +165,17 @@ def _write(
         opened=lambda: _open_gguf(path, folded, context),
         is_exact=folded.is_exact and weights == "float32",
     )
+
+
+def _promise(path: Path, checked: int) -> None:
+    """Let engines read as many tokens as were checked: they refuse more than the config says."""
+    values = json.loads(path.read_text())
+    rope = values.get("rope_parameters") or {}
+    # Other types compute their angles from that number.
+    is_free = rope.get("rope_type") == "default"
+    if is_free and values.get("max_position_embeddings", checked) < checked:
+        values["max_position_embeddings"] = checked
+        path.write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _open_converted(folder: Path) -> sessions.Session:

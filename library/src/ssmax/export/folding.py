@@ -105,7 +105,7 @@ def llama_form(model: Any) -> LlamaForm:
     if kind not in ("LlamaForCausalLM", "MistralForCausalLM"):
         raise UsageError(
             f"{kind} is no Llama: its attention or norms have parts (QK-norm, biases, windows) "
-            f"that Ministral 3 has not; the form hf keeps everything, and {KEEPS_ALL}"
+            f"that Ministral 3 lacks; the form hf keeps everything, and {KEEPS_ALL}"
         )
     if config.rope_parameters.get("rope_type", "default") != "default":
         raise UsageError(

@@ -34,7 +34,7 @@ def check_choice(rule: str, init: str, train_length: int | None, bias: bool | No
             raise UsageError(f"{what} belongs to rule='ssmax', not to {rule!r}")
         if init == "identity" and not record.starts_as_softmax:
             raise UsageError(
-                f"rule={rule!r} does not start where softmax is; pass init='paper' for its own "
+                f"rule={rule!r} does not start as softmax; pass init='paper' for its own "
                 "first values"
             )
         return rule

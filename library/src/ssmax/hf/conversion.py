@@ -152,25 +152,28 @@ def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapt
         )
     for name in record.layers:
         _check_readable(name, known[name])
-    # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
-    length = 2 if record.train_length is None else record.train_length
-    # The rules that grow in steps are 1 up to the first; without a length they know one.
-    floor = None if RULES[record.rule].floor_length is None else record.train_length
     # All of them before the first is attached: an error leaves the model as it was.
-    scales = {
-        name: HookedScale(_num_heads(name, known[name]), record.rule, length, floor_length=floor)
-        for name in record.layers
-    }
+    scales = {name: scale_for(record, _num_heads(name, known[name])) for name in record.layers}
     install()
     for name, scale in scales.items():
         module = known[name]
-        scale.train_length = record.train_length
         _start(scale, record.init)
         # Its own float32 where the model is narrower.
         wide = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
         module.add_module(ATTRIBUTE, scale.to(module_device(module), wide))
     record.put(model)
     _split_with_the_heads(model, scales)
+
+
+def scale_for(record: Conversion, num_heads: int) -> HookedScale:
+    """Make the ssmax of one layer under a record, with its rule's own first values."""
+    # An s that starts at 0, or at what a checkpoint holds, starts at no length: any will do.
+    length = 2 if record.train_length is None else record.train_length
+    # The rules that grow in steps are 1 up to the first; without a length they know one.
+    floor = None if RULES[record.rule].floor_length is None else record.train_length
+    scale = HookedScale(num_heads, record.rule, length, floor_length=floor)
+    scale.train_length = record.train_length
+    return scale
 
 
 def revert(model: nn.Module) -> nn.Module:
@@ -314,8 +317,8 @@ def _check_transformers() -> None:
     interface = getattr(transformers, "AttentionInterface", None)
     if version < OLDEST or not hasattr(interface, "get_interface"):
         raise UsageError(
-            f"Transformers {transformers.__version__} has no single place where attention is "
-            f"asked for; ssmax.hf works with {'.'.join(map(str, OLDEST))} and later, tested to "
+            f"Transformers {transformers.__version__} has no attention interface for "
+            f"all models; ssmax.hf needs {'.'.join(map(str, OLDEST))} or later, tested to "
             f"{'.'.join(map(str, NEWEST))}"
         )
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
-from ssmax.hf.masks import Count, count_keys, count_mask, kind_of
+from ssmax.hf.masks import Count, count_keys, count_mask, count_split, is_split, kind_of
 from ssmax.hf.written_config import install_writer
 from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.scale import Number
@@ -88,10 +88,13 @@ def _attend(
     if scale is not None:
         # Two numbers need no launch; in a graph they would be those of the length it was made with.
         in_graph = torch.compiler.is_compiling() or is_tracing()
-        num_keys = count_keys(
-            kind_of(implementation), module, query, key, attention_mask, options,
-            as_ramp=not in_graph,
-        )  # fmt: skip
+        kind = kind_of(implementation)
+        if is_split(function, kind):
+            num_keys = count_split(kind, query, options)
+        else:
+            num_keys = count_keys(
+                kind, module, query, key, attention_mask, options, as_ramp=not in_graph
+            )
         for watch in _watchers:
 
             def attend(query: Tensor, value: Tensor) -> Any:

@@ -47,6 +47,47 @@ def kind_of(implementation: str | None) -> Kind:
     )
 
 
+def is_split(function: Any, kind: Kind) -> bool:
+    """True where the kernel joins keys of several ranks, each with a part of the sequence.
+
+    DeepSpeed's Ulysses takes the place of an implementation, PyTorch's ring, which Accelerate uses,
+    that of SDPA.
+    """
+    if getattr(function, "__module__", "").startswith("deepspeed."):
+        return True
+    return (
+        kind == "sdpa"
+        and "context_parallel" in torch.nn.functional.scaled_dot_product_attention.__module__
+    )
+
+
+def count_split(kind: Kind, query_BHQD: Tensor, options: Mapping[str, Any]) -> Tensor:
+    """Count by positions where a sequence is split over ranks, whose masks are not heeded."""
+    positions = options.get("position_ids")
+    if not isinstance(positions, Tensor):
+        raise UsageError(
+            "the sequence is split over ranks and attention was called without position_ids, so n "
+            "cannot be known; pass position_ids, split as the tokens are"
+        )
+    if kind != "flash" and options.get("sliding_window") is not None:
+        raise UsageError(
+            f"{kind} attention over a sequence that is split over ranks does not apply its sliding "
+            "window; use flash attention, or whole sequences"
+        )
+    if torch.compiler.is_compiling():
+        return _positions_spec(query_BHQD, options).num_visible()
+
+    def count() -> Tensor:
+        if kind != "flash" and not bool((positions.diff(dim=-1) > 0).all()):
+            raise UsageError(
+                f"{kind} attention over a sequence that is split over ranks sees beyond the packed "
+                "documents whose positions start again; use flash attention, or one document a row"
+            )
+        return _positions_spec(query_BHQD, options).num_visible()
+
+    return _remembered(positions, (kind, options.get("sliding_window")), count)
+
+
 def count_keys(
     kind: Kind,
     module: nn.Module,
@@ -64,8 +105,8 @@ def count_keys(
     queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and kind in ("eager", "flex"):
         raise UsageError(
-            f"{kind} attention adds its mask to the logits, so that booleans hide nothing, and was "
-            f"given a mask of them, {tuple(mask.shape)}; give 0 where a key is seen and "
+            f"{kind} attention adds its mask to the logits, where a boolean would hide nothing, "
+            f"got a boolean mask {tuple(mask.shape)}; give 0 where a key is seen and "
             "torch.finfo(model.dtype).min where it is hidden, or use sdpa"
         )
     if isinstance(mask, Tensor) and mask.dim() == 4:
@@ -151,7 +192,12 @@ def _unmasked_spec(
     """Say what eager code, FlexAttention, SDPA or an engine hides without a mask."""
     queries, device = query.shape[2], query.device
     if kind == "engine":
-        return _engine_spec(query, options)
+        if not isinstance(options.get("position_ids"), Tensor):
+            raise UsageError(
+                "an engine's attention was called without position_ids, so n cannot be known; "
+                "run this model with sdpa, eager or flash attention"
+            )
+        return _positions_spec(query, options)
     is_causal = kind == "eager" and _has_table(module, queries, options)
     if kind == "sdpa" and queries > 1 and _is_causal(module, options):
         # From the upper left.
@@ -232,14 +278,9 @@ def _packed(query: Tensor, options: Mapping[str, Any]) -> tuple[Tensor, Tensor] 
     return bounds, bounds
 
 
-def _engine_spec(query: Tensor, options: Mapping[str, Any]) -> MaskSpec:
-    """Read the positions: an engine hands over nothing else, and they are those of the sequence."""
-    positions = options.get("position_ids")
-    if not isinstance(positions, Tensor):
-        raise UsageError(
-            "an engine's attention was called without position_ids, so n cannot be known; "
-            "run this model with sdpa, eager or flash attention"
-        )
+def _positions_spec(query: Tensor, options: Mapping[str, Any]) -> MaskSpec:
+    """Read the positions, those of the sequence, where nothing else is handed over."""
+    positions = options["position_ids"]
     window = options.get("sliding_window")
     return MaskSpec(
         num_queries=positions.shape[-1],

@@ -1,0 +1,371 @@
+"""Every form in every engine that reads it, by the engine's plain command, on the same models.
+
+`make test-engines` builds the engines, each in an environment of its own, and writes what was found
+into record.json, from which tools/engines_table.py makes docs/engines-table.md.
+"""
+
+import copy
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_llama import llama
+from sources import LENGTHS, MODELS, NEW, TOKENIZER, model_of, prompts, written
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+import ssmax.hf
+from ssmax.errors import UsageError
+from ssmax.export import export
+
+ENGINES = os.environ.get("SSMAX_ENGINES")
+"""The folder of their environments."""
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.skipif(ENGINES is None, reason="needs engines; make test-engines builds them"),
+]
+RECORD = Path(__file__).with_name("record.json")
+RUNNERS = Path(__file__).with_name("runners")
+PAGE = Path(__file__).parents[2] / "docs" / "vllm.md"
+GUARD = 'if __name__ == "__main__":\n    main()\n'
+CODE = {"trust_remote_code": True}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Engine:
+    name: str
+    environment: str
+    runner: str
+    form: str
+    models: tuple[str, ...] = tuple(MODELS)
+    options: dict = dataclasses.field(default_factory=dict)
+    """What the documented command says beside the folder."""
+    dtypes: tuple[str | None, ...] = (None,)
+    """Asked for; None: what the engine takes by itself."""
+    stored: tuple[str, ...] = ("float32",)
+    """Dtypes of the checkpoint, where the engine follows that."""
+    weights: tuple[str, ...] = ("float32",)
+
+
+FOLDED = ("trained run", "drawn run", "Llama", "grouped heads")
+SEVERAL = ("drawn run", "bias per head", "windows in two of three layers, QK-norm")
+ALL = (
+    Engine(name="vLLM", environment="vllm", runner="vllm_offline", form="ministral",
+           models=FOLDED[1:], dtypes=(None, "float32")),
+    Engine(name="vLLM", environment="vllm", runner="vllm_offline", form="hf", models=SEVERAL,
+           options=CODE, dtypes=(None, "float32")),
+    Engine(name="vLLM with ssmax[vllm]", environment="vllm-plugin", runner="vllm_offline",
+           form="hf", models=tuple(MODELS)[1:], dtypes=("float32",)),
+    Engine(name="vLLM with ssmax[vllm]", environment="vllm-plugin", runner="vllm_offline",
+           form="hf", models=SEVERAL),
+    Engine(name="Transformers", environment="transformers", runner="transformers_alone",
+           form="ministral", models=FOLDED, stored=("float32", "bfloat16")),
+    Engine(name="Transformers", environment="transformers", runner="transformers_alone",
+           form="hf", options=CODE, stored=("float32", "bfloat16")),
+    Engine(name="llama.cpp", environment="llama-cpp", runner="llama_cpp_alone", form="gguf",
+           models=FOLDED, weights=("float32", "bfloat16")),
+    # The trained run has rows that q8_0 has no blocks for, and is refused when written.
+    Engine(name="llama.cpp", environment="llama-cpp", runner="llama_cpp_alone", form="gguf",
+           models=FOLDED[2:], weights=("q8_0",)),
+    Engine(name="llama.cpp, float32 cache, no flash attention", environment="llama-cpp",
+           runner="llama_cpp_alone", form="gguf", models=FOLDED,
+           options={"type_k": 0, "type_v": 0, "flash_attn_type": 0}),
+    Engine(name="mlx-lm", environment="mlx", runner="mlx_lm_alone", form="ministral",
+           models=FOLDED, stored=("float32", "bfloat16")),
+    Engine(name="ONNX Runtime", environment="onnxruntime", runner="onnxruntime_alone", form="onnx"),
+    Engine(name="torch.export", environment="transformers", runner="torch_alone",
+           form="torch-export"),
+)  # fmt: skip
+
+PLUGIN = next(engine for engine in ALL if engine.environment == "vllm-plugin")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    engine: Engine
+    model: str
+    dtype: str | None
+    stored: str
+    weights: str
+
+    def __str__(self):
+        engine = self.engine
+        parts = [engine.name, engine.form, self.model, self.dtype or "default"]
+        parts += [self.stored] if len(engine.stored) > 1 else []
+        return "-".join([*parts, self.weights] if engine.form == "gguf" else parts)
+
+
+CELLS = [
+    Cell(engine=engine, model=model, dtype=dtype, stored=stored, weights=weights)
+    for engine in ALL
+    for model in engine.models
+    for dtype in engine.dtypes
+    for stored in engine.stored
+    for weights in engine.weights
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("engines")
+
+
+def started(engine, files, tmp_path, variables=None):
+    """Start an engine's own python, where nothing of this project is but what is installed."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "VLLM_CACHE_ROOT": str(tmp_path.parent / "vllm-cache"), **(variables or {}),
+    }  # fmt: skip
+    python = Path(ENGINES, engine.environment, "bin", "python")
+    return subprocess.run(
+        [str(each) for each in (python, *files)], capture_output=True, text=True, env=environment,
+        timeout=900,
+    )  # fmt: skip
+
+
+def run(engine, folder, asked, tmp_path, variables=None):
+    """Start a runner; return what it answers, or its process where it fails."""
+    (tmp_path / "job.json").write_text(json.dumps({"folder": str(folder), "new": NEW, **asked}))
+    files = [RUNNERS / f"{engine.runner}.py", tmp_path / "job.json", tmp_path / "found"]
+    done = started(engine, files, tmp_path, variables)
+    if done.returncode:
+        return done
+    found = json.loads((tmp_path / "found").read_text())
+    assert found.pop("has_ssmax") == (engine.environment == "vllm-plugin")
+    return found
+
+
+@torch.no_grad()
+def log_probabilities(model, text):
+    return model(torch.tensor([text])).logits[0].double().log_softmax(-1)
+
+
+def of_tokens(rows, text):
+    return rows[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+
+
+@functools.cache
+def exact(name, home, text):
+    """Log-probabilities of our own model in float64."""
+    return log_probabilities(copy.deepcopy(model_of(name, home)).double(), list(text))
+
+
+@functools.cache
+def without_s(name, home, text):
+    """Log-probabilities of the text's tokens by the same model under softmax."""
+    softmax = ssmax.hf.revert(copy.deepcopy(model_of(name, home)))
+    return of_tokens(log_probabilities(softmax, list(text)), text)
+
+
+@functools.cache
+def same_form_here(name, form, stored, home, dtype, text):
+    """Log-probabilities by a form in Transformers in the same dtype, whose error is allowed."""
+    folder = written(name, form, home, stored, "float32")
+    load = ssmax.hf.from_pretrained if form == "hf" else AutoModelForCausalLM.from_pretrained
+    return of_tokens(log_probabilities(load(folder, dtype=dtype).eval(), list(text)), text)
+
+
+def narrowest(cell, found):
+    """The dtype that rounds most of what an engine computes with."""
+    if cell.engine.form == "gguf":
+        wide = "type_k" in cell.engine.options and cell.weights == "float32"
+        return torch.float32 if wide else torch.bfloat16
+    return getattr(torch, found["dtype"])
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_an_engine_computes_what_we_do(cell, home, tmp_path):
+    """A prompt of 4,000 tokens in chunks, 200 steps in a batch of unequal prompts, again from a
+    cached prefix."""
+    engine = cell.engine
+    folder = written(cell.model, engine.form, home, cell.stored, cell.weights)
+    asked = prompts(cell.model, home)
+    options = dict(engine.options) | ({"dtype": cell.dtype} if cell.dtype else {})
+    found = run(engine, folder, {"prompts": asked, "options": options}, tmp_path)
+    assert isinstance(found, dict), found.stdout[-3000:] + found.stderr[-6000:]
+
+    texts = [tuple(prompt + new) for prompt, new in zip(asked, found["new"], strict=True)]
+    rows = [exact(cell.model, home, text) for text in texts]
+    used = narrowest(cell, found)
+    stock = "ministral" if engine.form in ("ministral", "gguf") else "hf"
+    errors = {"read": [], "new": []}
+    allowed, of_softmax, same, same_again = [], [], 0, 0
+    for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
+        wanted, length = of_tokens(row, text), len(asked[index])
+        errors["read"].append(torch.tensor(found["read"][index]) - wanted[: length - 1])
+        errors["new"].append(torch.tensor(found["new_logprobs"][index]) - wanted[length - 1 :])
+        here = same_form_here(cell.model, stock, cell.stored, home, used, text)
+        allowed.append(here - wanted)
+        of_softmax.append(without_s(cell.model, home, text) - wanted)
+        # Their choice after their own tokens, so that one near tie does not count 200 times.
+        choices = row[length - 1 : -1].argmax(-1).tolist()
+        same += sum(x == y for x, y in zip(choices, found["new"][index], strict=True))
+        same_again += found["again"][index] == found["new"][index]
+        assert len(found["read"][index]) == length - 1 and len(choices) == NEW
+    read, new = (torch.cat(each).abs() for each in errors.values())
+    allowed, of_softmax = torch.cat(allowed).abs(), torch.cat(of_softmax).abs()
+    total = NEW * len(LENGTHS)
+    put(str(cell), {
+        "engine": engine.name, "version": found["version"], "form": engine.form,
+        "model": cell.model, "dtype": found["dtype"], "is_default": cell.dtype is None,
+        "stored": cell.stored if engine.form != "gguf" else cell.weights,
+        "ran_as": found["ran_as"], "date": today(),
+        "prefill": [read.max().item(), read.mean().item()],
+        "steps": [new.max().item(), new.mean().item()],
+        "allowed": [allowed.max().item(), allowed.mean().item()],
+        "softmax": of_softmax.mean().item(),
+        "same_choice": same, "choices": total, "same_from_cached_prefix": same_again,
+        "distinct": len({token for tokens in found["new"] for token in tokens}),
+    })  # fmt: skip
+    for error in (read, new):
+        assert error.mean() < 2 * allowed.mean() + 1e-5 and error.max() < 4 * allowed.max() + 1e-4
+        assert error.mean() < of_softmax.mean() / 5
+    if used == torch.float32:
+        assert same == total and same_again == len(LENGTHS)
+
+
+def today():
+    return datetime.date.today().isoformat()
+
+
+def put(cell, found):
+    """Note it under the cell's name; cells that are not run today keep what they had."""
+    known = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    known[cell] = found
+    RECORD.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+
+
+SERVED = {
+    "ministral": ("trained run", []),
+    "hf": ("bias per head", ["--trust-remote-code"]),
+    "hf, continuous batching": ("bias per head", ["--trust-remote-code", "--continuous-batching"]),
+    "ministral, continuous batching": ("trained run", ["--continuous-batching"]),
+}
+SERVER = Engine(
+    name="transformers serve", environment="transformers", runner="transformers_serve", form=""
+)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", SERVED)
+def test_transformers_serve_answers_as_we_do(case, home, tmp_path):
+    """Several texts at the same time, one of 4,000 tokens, 200 greedy tokens each."""
+    name, options = SERVED[case]
+    form = case.split(",")[0]
+    folder = written(name, form, home, "float32", "float32")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text, wanted = Path(functools.__file__).read_text(), []
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    starts = zip(LENGTHS, (0, 5000, 6000), strict=True)
+    asked = [tokenizer.decode(ids[start : start + n]) for n, start in starts]
+    model = model_of(name, home)
+    for prompt in asked:
+        tokens = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False).ids])
+        out = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW,
+                             do_sample=False)  # fmt: skip
+        wanted.append(tokenizer.decode(out[0, tokens.shape[1] :].tolist()))
+    found = run(SERVER, folder, {"prompts": asked, "options": options}, tmp_path)
+    assert isinstance(found, dict), found.stdout[-3000:] + found.stderr[-6000:]
+    same = sum(ours == theirs for ours, theirs in zip(wanted, found["texts"], strict=True))
+    put(f"{SERVER.name}-{case}", {
+        "engine": " ".join([SERVER.name, *options]), "version": found["version"], "form": form,
+        "model": name, "dtype": "float32", "is_default": True, "date": today(),
+        "same_texts": same, "texts": len(asked),
+    })  # fmt: skip
+    assert found["texts"] == wanted and all(len(set(each)) > 10 for each in wanted)
+
+
+def test_two_ranks_of_vllm_hold_half_of_the_heads_each(home, tmp_path):
+    """And compute what one does."""
+    name = "windows in two of three layers, QK-norm"
+    folder = written(name, "hf", home, "float32", "float32")
+    asked = {"prompts": prompts(name, home), "options": {"dtype": "float32"}}
+    one = run(PLUGIN, folder, asked, tmp_path)
+    asked["options"]["tensor_parallel_size"] = 2
+    # So that the question of what a rank holds reaches its process.
+    variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    two = run(PLUGIN, folder, asked, tmp_path, variables)
+    assert isinstance(one, dict) and isinstance(two, dict), two
+    ((whole,), (first, second)) = one["heads"], two["heads"]
+    assert whole.keys() == first.keys() and len(whole) == 6
+    assert all(first[key] + second[key] == whole[key] for key in whole)
+    difference = max(
+        abs(x - y)
+        for ours, theirs in zip(one["read"], two["read"], strict=True)
+        for x, y in zip(ours, theirs, strict=True)
+    )
+    put("vLLM with ssmax[vllm]-hf-two ranks", {
+        "engine": "vLLM with ssmax[vllm]", "version": two["version"], "form": "hf", "model": name,
+        "dtype": "float32", "date": today(), "ranks": 2, "difference": difference,
+    })  # fmt: skip
+    assert one["new"] == two["new"] and difference < 1e-4
+
+
+@pytest.mark.parametrize("part", ["s", "bias"])
+def test_vllm_refuses_a_checkpoint_that_lacks_one_s_or_b(part, home, tmp_path):
+    folder = tmp_path / "out"
+    shutil.copytree(written("bias per head", "hf", home, "float32", "float32"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    name = f"model.layers.1.self_attn.ssmax.{part}"
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    done = run(PLUGIN, folder, {"prompts": [[1, 2]], "options": {}}, tmp_path)
+    assert not isinstance(done, dict) and f"lacks {name}" in done.stderr, done
+
+
+def test_the_page_of_the_plugin_does_as_it_says(tmp_path):
+    (block,) = re.findall(r"```python\n(.*?)```\n```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    # vLLM starts a process of its own, which imports what started it.
+    (tmp_path / "page.py").write_text("def main():\n" + textwrap.indent(block[0], "    ") + GUARD)
+    found = started(PLUGIN, [tmp_path / "page.py"], tmp_path)
+    assert found.returncode == 0 and found.stdout.endswith(block[1]), found.stdout + found.stderr
+
+
+def test_llama_cpp_cuts_text_into_our_tokens(tmp_path):
+    text = "def f(x):\n\treturn x + 12345  # it's naïve — 世界 <|endoftext|>"
+    engine = next(engine for engine in ALL if engine.form == "gguf")
+    model = llama(vocab_size=TOKENIZER.get_vocab_size())
+    folder = export(model, tmp_path / "out", to="gguf", tokenizer=TOKENIZER.to_str()).folder
+    reader = dataclasses.replace(engine, runner="llama_cpp_text")
+    found = run(reader, folder, {"text": text}, tmp_path)
+    assert isinstance(found, dict), found
+    assert found["tokens"] == TOKENIZER.encode(text, add_special_tokens=False).ids
+    assert found["text"] == text
+
+
+REFUSED = {
+    "vLLM": ("vllm", "vllm_offline", "hf", {}, "trust_remote_code|SSMaxLlama"),
+    "Transformers": ("transformers", "transformers_alone", "hf", {}, "trust_remote_code"),
+    "mlx-lm": ("mlx", "mlx_lm_alone", "hf", {}, "not supported"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_engine_refuses_what_it_would_run_as_softmax(case, home, tmp_path):
+    environment, runner, form, options, words = REFUSED[case]
+    engine = Engine(name=case, environment=environment, runner=runner, form=form)
+    folder = written("trained run", form, home, "float32", "float32")
+    asked = {"prompts": prompts("trained run", home), "options": options}
+    done = run(engine, folder, asked, tmp_path)
+    assert not isinstance(done, dict) and re.search(words, done.stderr), done
+    put(f"{case}-{form}-refused", {
+        "engine": case, "form": form, "model": "trained run", "date": today(), "refused": True,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["ministral", "gguf"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in FOLDED])
+def test_what_folding_cannot_express_is_refused_when_written(form, name, home):
+    with pytest.raises(UsageError, match="onnx"):
+        written(name, form, home, "float32", "float32")

@@ -1,0 +1,112 @@
+"""Write docs/engines-table.md from tests/engines/record.json. `make test-engines` runs both."""
+
+import json
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORD = ROOT / "tests" / "engines" / "record.json"
+PAGE = ROOT / "docs" / "engines-table.md"
+HEAD = """# Exports in other engines
+
+Every [form](serve.md) that `ssmax export` writes computes the same in the engines that read it, by
+the engine's plain command. `hf` needs the engine's flag for remote code, or in vLLM
+[the plugin](vllm.md). `make test-engines` runs this and writes this page.
+
+- The models are small, one of them trained, with an s of its own in every head, at a training
+  length of 64. The float64 log-probabilities of our own model are the reference.
+- **Prefill**: three prompts of 4,000, 300 and 70 tokens, the long one in chunks. **Steps**: 200
+  greedy tokens after each, the three as one batch. Largest and mean error of a log-probability.
+- **Same form here**: the same numbers by Transformers with this package in the same dtype, which
+  is what rounding explains. **Softmax**: the mean difference of the same model without s.
+- **Choices**: greedy tokens that the reference would choose after the same text. **Prefix**: of
+  the three prompts, those that are continued by the same tokens from a cached prefix.
+- Run: on one CPU. Not run: SGLang; vLLM, MLX and ONNX Runtime on a GPU; users of llama.cpp, such as
+  Ollama.
+"""
+
+
+def main() -> None:
+    record: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
+    PAGE.write_text(page(record))
+
+
+def page(record: dict[str, dict[str, Any]]) -> str:
+    """The whole page."""
+    cells = [cell for cell in record.values() if "prefill" in cell]
+    lines = [HEAD]
+    for (engine, form), group in groupby(cells, key=lambda cell: (cell["engine"], cell["form"])):
+        lines += section(engine, form, list(group))
+    return "\n".join([*lines, *others(list(record.values()))]) + "\n"
+
+
+def section(engine: str, form: str, cells: list[dict[str, Any]]) -> list[str]:
+    versions = ", ".join(sorted({cell["version"] for cell in cells}))
+    dates = sorted({cell["date"] for cell in cells})
+    return [
+        f"## {engine}, `{form}`",
+        "",
+        f"Run with {versions} on {' and '.join(dict.fromkeys([dates[0], dates[-1]]))}.",
+        "",
+        "| model | dtype | prefill | steps | same form here | softmax | choices | prefix |",
+        "|---|---|---|---|---|---|---|---|",
+        *(row(cell) for cell in cells),
+        "",
+    ]
+
+
+def row(cell: dict[str, Any]) -> str:
+    errors = [
+        f"{largest:.2g}, {mean:.1g}"
+        for largest, mean in (cell["prefill"], cell["steps"], cell["allowed"])
+    ]
+    dtype = cell["stored"] if cell["form"] == "gguf" else cell["dtype"]
+    if cell["is_default"] and cell["form"] != "gguf" and cell["stored"] != dtype:
+        dtype += f", by default of {cell['stored']}"
+    return (
+        f"| {cell['model']} | {dtype} | {' | '.join(errors)} | {cell['softmax']:.1g} | "
+        f"{cell['same_choice']} of {cell['choices']} | {cell['same_from_cached_prefix']} of 3 |"
+    )
+
+
+def others(cells: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "## Servers",
+        "",
+        "Three texts at the same time, 200 greedy tokens each, in float32.",
+        "",
+    ]
+    lines += ["| server | form | model | same texts | run |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{cell['engine']}` {cell['version']} | `{cell['form']}` | {cell['model']} | "
+        f"{cell['same_texts']} of {cell['texts']} | {cell['date']} |"
+        for cell in cells
+        if "texts" in cell
+    ]
+    lines += ["", "## Several ranks", ""]
+    lines += [
+        f"{cell['engine']} {cell['version']}, {cell['model']}: {cell['ranks']} ranks hold half of "
+        f"s and b each and choose the same 600 tokens as one; log-probabilities within "
+        f"{cell['difference']:.1g}. Run on {cell['date']}."
+        for cell in cells
+        if "ranks" in cell
+    ]
+    refused = [f"{cell['engine']}: `{cell['form']}`" for cell in cells if "refused" in cell]
+    lines += [
+        "",
+        "## Refused",
+        "",
+        "By the engine, without the plugin or the flag for remote code: ",
+    ]
+    lines[-1] += "; ".join(refused) + "."
+    lines += [
+        "",
+        "When written, as `ministral` and `gguf`: a bias per head, QK-norm, windows, other rules, "
+        "biases of projections; as `gguf` in q8_0: rows that are no multiple of 32.",
+    ]
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -147,9 +147,9 @@ class _RopeScale(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dq_out, dk_out):
+    def backward(ctx, *gradients):
         q, cos, sin, factor = ctx.saved_tensors
-        dq, dk, dfactor = _kernels().backward(dq_out, dk_out, q, cos, sin, factor)
+        dq, dk, dfactor = _kernels().backward(*gradients, q, cos, sin, factor)
         return dq, dk, None, None, dfactor if q is not None else None
 
 

@@ -125,7 +125,7 @@ class _ScaleBySSMax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        backward = _plain_backward if torch.is_grad_enabled() else ctx.scaling.backward
+        backward: Any = _plain_backward if torch.is_grad_enabled() else ctx.scaling.backward
         return *backward(gradients[0], *ctx.saved_tensors, ctx.numbers), None, None, None
 
 

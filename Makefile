@@ -10,7 +10,7 @@ ENGINES := $(VENV)/engines
 PRESET ?= quick
 MARKED ?= not slow
 
-.PHONY: help install reproduce test test-library test-lab test-all engines test-engines test-deep check format bench docs results pictures speed licences tiny release-check clean
+.PHONY: help install reproduce test test-library test-lab test-all engines test-engines audit test-deep check format bench docs results pictures speed licences tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,10 @@ engines: $(foreach name,vllm vllm-plugin transformers llama-cpp mlx onnxruntime,
 test-engines: $(READY) engines  ## every export in every engine, an hour; docs/engines-table.md anew
 	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -m engines
 	"$(BIN)/python" tools/engines_table.py
+
+audit: $(READY) engines  ## docs/audit.md anew: which engines apply a declared scale; what build/audit has stays
+	"$(BIN)/python" tools/audit_page.py $(foreach name,transformers vllm,$(name)=$(CURDIR)/$(ENGINES)/$(name)/bin/python) \
+		mlx-lm="$(CURDIR)/$(ENGINES)/mlx/bin/python" llama.cpp="$(CURDIR)/$(ENGINES)/llama-cpp/bin/python"
 
 test-deep: $(READY)  ## 50,000 drawn cases instead of 2,000
 	"$(BIN)/python" -m pytest -n $(WORKERS) --hypothesis-profile=deep library/tests/ops/test_attention_cases.py

@@ -1,6 +1,7 @@
 """One device for all tests: the GPU where there is one, else the CPU with Triton's interpreter."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -44,6 +45,19 @@ def on_ranks():
         assert done.returncode == 0, done.stdout + done.stderr
 
     return run
+
+
+@pytest.fixture
+def is_same_drawing():
+    """Compares drawings as SVG but for two pixels, by which fonts and processors differ."""
+
+    def compare(one: str, other: str) -> bool:
+        number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
+        words = [re.sub(number, "", text) for text in (one, other)]
+        found, expected = (list(map(float, re.findall(number, text))) for text in (one, other))
+        return words[0] == words[1] and found == pytest.approx(expected, abs=2, rel=1e-3)
+
+    return compare
 
 
 @pytest.fixture

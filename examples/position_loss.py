@@ -52,7 +52,9 @@ def main() -> None:
     for index, (start, stop) in enumerate(itertools.pairwise(before.edges)):
         losses = (np.mean([row[index] for row in record.binned]) for record in (before, after))
         print(f"{start:6} to {stop:5}  {'  '.join(f'{loss:7.4f}' for loss in losses)}")
-    figure = figure5({"before": [before], "after": [after]}, train_length=asked.train_length)
+    figure = figure5(
+        {"": {"before": {0: before}, "after": {0: after}}}, train_length=asked.train_length
+    )
     Path("position_loss.svg").write_text(as_svg(figure))
     print("the figure: position_loss.svg")
 

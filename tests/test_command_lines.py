@@ -30,6 +30,8 @@ MISTYPED = [
     "ssmax export nowhere out --to hf",
     "ssmax export nowhere out --to gguff",
     "ssmax export nowhere out --to hf --text nowhere",
+    "ssmax audit nowhere",
+    "ssmax audit nowhere --engine vlllm",
     "ssmax serve nowhere",
     "ssmax serve nowhere --engine vlllm",
     "ssmax-lab data prepare nowhere out",

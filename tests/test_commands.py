@@ -45,6 +45,7 @@ LEFT_OUT = {
     "pip install": "needs a network; make release-check installs what is released",
     "python library/tests/hf/families.py": "minutes; test_families.py looks at every family",
     "srun": "needs SLURM",
+    "ssmax audit": "needs the engines that it names; library/tests/audit runs what it does",
     "ssmax serve": "runs until Ctrl-C; library/tests/cli/test_serve.py runs and asks it",
     "vllm serve": "needs vLLM; make test-engines runs its engine on the same folders",
 }

@@ -98,3 +98,22 @@ def test_readme_and_docs_are_short():
     assert words([ROOT / "README.md"]) <= 1_100
     assert words(docs) <= 25_000
     assert words([ROOT / "docs" / "results.md"]) <= 1_500
+
+
+def test_shares_of_split_attention_are_those_of_the_records():
+    with (ROOT / "benchmarks" / "results.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["benchmark"] == "context_parallel"]
+    newest = {(row["shape"], row["competitor"]): row for row in rows}
+    line = (
+        r"^\| ([\d,]+) \| (\d+) \| (\S+) of (\d+) \| (\S+) ms \| (\S+) ms \| (\S+) \| (.+) MiB \|$"
+    )
+    page = (ROOT / "docs" / "context-parallel.md").read_text()
+    table = re.findall(line, page, re.MULTILINE)
+    assert len(table) == len({shape for shape, _ in newest})
+    for tokens, ranks, heads, width, softmax, ours, ratio, memory in table:
+        shape = f"T{tokens.replace(',', '')} of {ranks} ranks H{heads} D{width}"
+        yardstick, found = newest[shape, "softmax (yardstick)"], newest[shape, "ours"]
+        assert f"{float(yardstick['milliseconds']):.1f}" == softmax
+        assert f"{float(found['milliseconds']):.1f}" == ours
+        assert f"{float(found['ratio']):.2f}" == ratio
+        assert f"{float(found['peak_mib']):.0f}" == memory

@@ -1,4 +1,4 @@
-"""Draw build/results from the records in lab/results; write their tables into README and docs.
+"""Draw build/results and docs/pictures from lab/results; write its tables into README and docs.
 
 `make results`. No GPU, no weights: pages, figures and tables are made of records alone.
 """
@@ -6,9 +6,11 @@
 from pathlib import Path
 
 from ssmax._files import write_whole
+from ssmax_lab.report import results_figures
 from ssmax_lab.report.results import (
     BASES,
     read_results,
+    recorded,
     shown_figures,
     tables,
     variants_figure,
@@ -19,6 +21,9 @@ from ssmax_lab.study.reproduction import report
 
 ROOT = Path(__file__).parent.parent
 RECORDS, DRAWN = ROOT / "lab/results", ROOT / "build/results"
+PICTURES = ROOT / "docs/pictures"
+SHIPPED = ROOT / "lab/src/ssmax_lab/report/recorded.json"
+"""What pages of smaller studies show beside their own."""
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("results*.md")))
 
 
@@ -32,12 +37,15 @@ def main() -> None:
         drawn = variants_figure(results, base)
         if drawn is not None:
             write_whole(DRAWN / f"variants-of-{base}.svg", as_svg(drawn))
+    for name, figure in results_figures.every(results).items():
+        write_whole(PICTURES / f"{name}.svg", as_svg(figure))
+    write_whole(SHIPPED, recorded(results))
     made = tables(results)
     for document in DOCUMENTS:
         text = written(document.read_text(), made)
         write_whole(document, text)
         for picture, figure in shown_figures(text).items():
-            write_whole(ROOT / "docs/pictures" / picture, (DRAWN / figure).read_text())
+            write_whole(PICTURES / picture, (DRAWN / figure).read_text())
 
 
 if __name__ == "__main__":

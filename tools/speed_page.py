@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ssmax_lab.report.style import as_svg, new_figure
+from ssmax_lab.report.charts import Series, curves, over_runs, right_of, short
+from ssmax_lab.report.style import INK, QUIET, Figure, Panel, altair, as_svg
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"
@@ -20,7 +21,7 @@ PICTURES = ROOT / "docs" / "pictures"
 TOKENS_OF_A_STEP = 64 * 1024
 PLAIN = "plain loop, softmax (yardstick)"
 COLOURS = {
-    PLAIN: "#000000",
+    PLAIN: INK,
     "plain loop, again": "#999999",
     "ours": "#D55E00",
     "ours, float32 residual": "#0072B2",
@@ -146,53 +147,48 @@ def growth_pairs() -> list[tuple[Row, Row]]:
     return list(pairwise(newest("growth")))[::2]
 
 
-def growth_picture() -> Any:
+def growth_picture() -> Figure:
     """Time and memory against each thing that grows, the others held."""
-    panels: dict[str, list[tuple[float, Row, Row]]] = {}
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for yardstick, ours in growth_pairs():
         shape = ours["shape"]
         if found := re.fullmatch(r"B(\d+) T(\d+) H(\d+)/\d+ D\d+", shape):
             batch, tokens, heads = map(int, found.groups())
             # The smallest of one series is in none of the others.
             if batch * tokens == 131_072:
-                panels.setdefault("tokens, 131,072 in all", []).append((tokens, yardstick, ours))
+                name, size = "tokens, 131,072 in all", tokens
             elif tokens == 1024:
-                panels.setdefault("batch of 1,024 tokens", []).append((batch, yardstick, ours))
+                name, size = "batch of 1,024 tokens", batch
             else:
-                panels.setdefault("heads, 4 x 4,096 tokens", []).append((heads, yardstick, ours))
+                name, size = "heads, 4 x 4,096 tokens", heads
         else:
             number, unit = shape.split()[:2]
-            size = float(number) * {"M": 1e6, "B": 1e9}[unit]
-            panels.setdefault("parameters, a training step", []).append((size, yardstick, ours))
-    figure, axes = new_figure(12.0, 5.0, columns=len(panels), rows=2)
-    for column, (name, points) in enumerate(panels.items()):
-        x = [point[0] for point in points]
-        for axis, key in zip(axes[:, column], ("milliseconds", "peak_mib"), strict=True):
-            for side, dash, colour in ((1, "o-", "#000000"), (2, "x--", "#D55E00")):
-                y = [float(point[side][key]) / sequences(point[side]) for point in points]
-                axis.loglog(x, y, dash, color=colour, label=("softmax", "SSMax, ours")[side - 1])
-            if key == "peak_mib" and "in all" in name:  # hardly grows
-                axis.set_yscale("linear")
-                axis.set_ylim(bottom=0)
-            else:
-                axis.yaxis.set_major_formatter("{x:g}")
-                axis.yaxis.set_minor_formatter("")
-            axis.set_xticks(x, [short(value) for value in x], minor=False)
-            axis.set_xticks([], minor=True)
-            axis.set_xlabel(name)
-            unit = "ms" if key == "milliseconds" else "MiB"
-            axis.set_ylabel(f"{unit} of a sequence" if "parameters" in name else unit)
-    axes[0, 0].legend(frameon=False)
-    return figure
-
-
-def short(number: float) -> str:
-    """1k of tokens is 1,024 of them; of parameters there are millions."""
-    if number < 1024:
-        return f"{number:g}"
-    if number < 1e6:
-        return f"{number / 1024:g}k"
-    return f"{number / 1e6:g}M" if number < 1e9 else f"{number / 1e9:g}B"
+            name, size = "million parameters, a step", float(number) * {"M": 1, "B": 1000}[unit]
+        for side, row in (("softmax", yardstick), ("SSMax", ours)):
+            for key, unit in (("milliseconds", "ms"), ("peak_mib", "MiB")):
+                of = " of a sequence" if "parameters" in name else ""
+                rows.setdefault((name, unit + of), []).append(
+                    {"name": side, name: size, "y": float(row[key]) / sequences(row)}
+                )
+    series = [
+        Series(name="softmax", label="softmax", colour=INK),
+        Series(name="SSMax", label="SSMax", colour="#d55e00", dash="--"),
+    ]
+    panels = [
+        curves(
+            rows[panel], series, x=panel[0], y=panel[1], log_x=True,
+            log_y="in all" not in panel[0], zero="in all" in panel[0],
+            dots=True, toggles=False, height=150,
+        )
+        for panel in sorted(rows, key=lambda panel: "MiB" in panel[1])
+    ]  # fmt: skip
+    return Figure(
+        title="Time and memory of SSMax grow as softmax's do",
+        panels=panels,
+        columns=len(panels) // 2,
+        width=170,
+        right=right_of(series),
+    )
 
 
 def sequences(row: Row) -> int:
@@ -201,10 +197,9 @@ def sequences(row: Row) -> int:
     return int(found[1]) if found else 1
 
 
-def bars_picture() -> Any:
+def bars_picture() -> Figure:
     """Training and decoding, ours and what one would take instead."""
-    figure, axes = new_figure(10.0, 3.6, columns=2)
-    left, right = axes.flat
+    alt = altair()
     speeds = {
         row["competitor"]: TOKENS_OF_A_STEP / float(row["milliseconds"])
         for row in newest("train_speed")
@@ -215,43 +210,66 @@ def bars_picture() -> Any:
         for row in newest("decode_speed")
         for batch in [int(row["shape"].split()[0][1:])]
     }
-    for axis, values, label in (
-        (left, speeds, "training, thousand tokens/s"),
-        (right, decoded, "decoding, tokens/s"),
+    panels = []
+    for values, title, scale in (
+        (speeds, "training, thousand tokens/s", {}),
+        (decoded, "decoding, tokens/s", {"type": "log"}),
     ):
-        names = [name.replace(" (yardstick)", "") for name in values]
-        colours = ["#D55E00" if name.startswith("ours") else "#777777" for name in values]
-        axis.barh(names, list(values.values()), color=colours)
-        axis.invert_yaxis()
-        axis.set_xlabel(label)
-        axis.tick_params(axis="y", labelsize=8)
-    right.set_xscale("log")
-    return figure
+        rows = [
+            {"what": name.replace(" (yardstick)", ""), "speed": short(value),
+             "colour": "#d55e00" if name.startswith("ours") else QUIET}
+            for name, value in values.items()
+        ]  # fmt: skip
+        up = alt.Y(
+            "what:N", sort=None, title=None, axis=alt.Axis(labelLimit=260, ticks=False, grid=True)
+        )
+        dots = (
+            alt.Chart()
+            .mark_point(filled=True, size=90, opacity=1)
+            .encode(
+                alt.X("speed:Q", title=title, axis=alt.Axis(tickCount=5)).scale(**scale),
+                up,
+                alt.Color("colour:N", scale=None),
+            )
+        )
+        panels.append(Panel(dots.properties(height=24 * len(rows)), rows))
+    return Figure(
+        title="Training is ahead of the plain loop, decoding with a CUDA graph of Transformers",
+        panels=panels,
+        width=260,
+    )
 
 
-def curves_picture() -> Any:
+def curves_picture() -> Figure:
     """Losses of the loops, and how far they are from the plain loop's with the same batches."""
     runs = {}
     for line in (ROOT / "benchmarks" / "curves.jsonl").read_text().splitlines():
         run = json.loads(line)
         runs[run["competitor"], run["seed"]] = np.array(run["losses"])
-    figure, axes = new_figure(10.0, 3.8, columns=2)
-    left, right = axes.flat
+    losses, away, series = [], [], []
     order = list(COLOURS)
-    for (name, seed), losses in sorted(runs.items(), key=lambda run: order.index(run[0][0])):
-        dash = "-" if seed == 0 else ":"
+    for (name, seed), values in sorted(runs.items(), key=lambda run: order.index(run[0][0])):
+        key, steps = f"{name} {seed}", range(SMOOTHED, len(values) + 1, 4)
         label = f"{name.removesuffix(' (yardstick)')}, seed {seed}"
-        left.plot(range(1, len(losses) + 1), losses, dash, color=COLOURS[name], lw=0.8, label=label)
+        series.append(
+            Series(name=key, label=label, colour=COLOURS[name], dash="-" if seed == 0 else ":")
+        )
+        losses += over_runs(key, "step", steps, [smooth(values)[::4]])
         if name != PLAIN:
-            away = smooth(losses - runs[PLAIN, seed])
-            right.plot(
-                range(SMOOTHED, len(losses) + 1), away, dash, color=COLOURS[name], label=label
-            )
-    left.set(xlabel="step", ylabel="loss, nats")
-    right.set(xlabel="step", ylabel=f"less the plain loop's, mean of {SMOOTHED} steps")
-    left.legend(frameon=False, fontsize=8)
-    right.legend(frameon=False, fontsize=8)
-    return figure
+            away += over_runs(key, "step", steps, [smooth(values - runs[PLAIN, seed])[::4]])
+    panels = [
+        curves(rows, series, x="step", y=y, toggles=False, height=320)
+        for rows, y in (
+            (losses, f"loss, nats, mean of {SMOOTHED} steps"),
+            (away, "less the plain loop's"),
+        )
+    ]
+    return Figure(
+        title="Every loop learns as the plain one does",
+        panels=panels,
+        width=330,
+        right=right_of(series),
+    )
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

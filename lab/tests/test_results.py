@@ -12,8 +12,6 @@ from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.cli.study import table
 from ssmax_lab.configurations import look
-from ssmax_lab.report.draw import draw
-from ssmax_lab.report.payload import payload
 from ssmax_lab.report.results import (
     BASES,
     HEADLINES,
@@ -23,11 +21,15 @@ from ssmax_lab.report.results import (
     claims,
     headlines,
     read_results,
+    recorded,
     shown_figures,
     tables,
     variants_figure,
     written,
 )
+from ssmax_lab.report.results_figures import GROUPS, every
+from ssmax_lab.report.study_page import claims as page_claims
+from ssmax_lab.report.study_page import draw
 from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.claims import judge
@@ -61,7 +63,7 @@ def test_every_table_of_results_is_made_of_the_records(results, document):
 
 
 @pytest.mark.slow
-def test_a_figure_in_the_docs_is_the_one_of_the_study(results, tmp_path):
+def test_a_figure_in_the_docs_is_the_one_of_the_study(results, tmp_path, is_same_drawing):
     shown = shown_figures("".join(page.read_text() for page in DOCUMENTS))
     for study in {figure.partition("/")[0] for figure in shown.values()} & results.keys():
         draw(results[study], tmp_path / study)
@@ -69,7 +71,32 @@ def test_a_figure_in_the_docs_is_the_one_of_the_study(results, tmp_path):
         (tmp_path / f"variants-of-{base}.svg").write_text(as_svg(variants_figure(results, base)))
     assert shown
     for picture, figure in shown.items():
-        assert (PICTURES / picture).read_text() == (tmp_path / figure).read_text(), picture
+        drawn = (tmp_path / figure).read_text()
+        assert is_same_drawing((PICTURES / picture).read_text(), drawn), picture
+
+
+@pytest.mark.slow
+def test_the_figures_of_the_results_page_are_those_of_the_records(results, is_same_drawing):
+    for name, figure in every(results).items():
+        kept = (PICTURES / f"{name}.svg").read_text()
+        assert is_same_drawing(kept, as_svg(figure)), f"{name}: draw it anew: make results"
+
+
+@pytest.mark.slow
+def test_the_forest_has_twelve_interventions_and_its_title_holds(results):
+    unchanged, larger = every(results)["results-forest"].panels
+    assert sum(map(len, GROUPS.values())) == len(unchanged.rows) == len(larger.rows) == 12
+    lower = {row["configuration"] for row in unchanged.rows if row["high"] < 0}
+    growing = {look(name).label for name in ("b", "d", "sqrt_log")}
+    assert lower == growing
+    assert sum(row["high"] < 0 for row in larger.rows) >= 9
+
+
+@pytest.mark.slow
+def test_pages_of_smaller_studies_show_the_recorded_ones(results):
+    kept = (ROOT / "lab/src/ssmax_lab/report/recorded.json").read_text()
+    assert kept == recorded(results), "write it anew: make results"
+    assert [study["what"].split(":")[0] for study in json.loads(kept)] == ["gpu", "small"]
 
 
 @pytest.mark.slow
@@ -126,7 +153,7 @@ def test_the_verdicts_are_those_of_the_claims_on_the_records(name):
 def test_a_claim_has_one_verdict_in_readme_docs_page_and_terminal(quick):
     """What the README's table says of a study is what its page and the terminal say."""
     rows = [row.strip("| ").split(" | ") for row in headlines({QUICK: quick}).splitlines()[2:]]
-    told = {claim["id"]: claim["verdict"] for claim in payload(quick, static={})["claims"]}
+    told = {claim["id"]: claim["verdict"] for claim in page_claims(quick)}
     lines = table(quick.comparisons)
     for claim, _, cell in rows[:-1]:
         assert cell.endswith(told[claim])
@@ -272,16 +299,12 @@ def test_the_figure_of_the_variants_is_drawn_of_one_preset(quick):
     )
     studies = {"quick": committed, "1": small, "2": changed}
     assert variants_figure(studies, "quick") is None
-    loss, _ = variants_figure(studies, "small").axes
-    assert [text.get_text() for text in loss.get_yticklabels()] == ["as it is", "no-rotary"]
+    loss, _ = variants_figure(studies, "small").panels
+    assert list(dict.fromkeys(row["variant"] for row in loss.rows)) == ["as it is", "no-rotary"]
     # The means are those of the table.
-    means = {
-        line.get_color(): line.get_xdata()[0]
-        for line in loss.get_lines()
-        if len(line.get_xdata()) == 1
-    }
+    (mean,) = {row["mean"] for row in loss.rows if row["name"] == "b"}
     row = next(line for line in numbers(committed).splitlines() if "(b) SSMax |" in line)
-    assert f"{means[look('b').colour]:.3f}" == row.split("|")[5].split()[0]
+    assert f"{mean:.3f}" == row.split("|")[5].split()[0]
 
 
 def test_results_hold_records_alone_and_few_bytes():

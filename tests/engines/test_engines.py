@@ -124,7 +124,8 @@ def started(engine, files, tmp_path, variables=None):
     """Start an engine's own python, where nothing of this project is but what is installed."""
     environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
         "VLLM_CACHE_ROOT": str(tmp_path.parent / "vllm-cache"), **(variables or {}),
     }  # fmt: skip
     python = Path(ENGINES, engine.environment, "bin", "python")
@@ -329,7 +330,9 @@ def test_the_page_of_the_plugin_does_as_it_says(tmp_path):
     # vLLM starts a process of its own, which imports what started it.
     (tmp_path / "page.py").write_text("def main():\n" + textwrap.indent(block[0], "    ") + GUARD)
     found = started(PLUGIN, [tmp_path / "page.py"], tmp_path)
-    assert found.returncode == 0 and found.stdout.endswith(block[1]), found.stdout + found.stderr
+    # vLLM writes lines of its own.
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert block[1].strip() in found.stdout.splitlines()
 
 
 def test_llama_cpp_cuts_text_into_our_tokens(tmp_path):

@@ -17,7 +17,7 @@ class Configuration:
     label: str
     colour: str
     dash: str
-    """matplotlib's word for the line: colour alone does not distinguish curves in print."""
+    """A key of `report.charts.DASHES`: colour alone does not distinguish curves in print."""
     in_words: str = ""
     """What a sentence calls it, where that is not its name in brackets."""
     applied: Literal["training", "last steps", "fine-tuning", "test time"] = "training"
@@ -79,7 +79,7 @@ def _held(base: str, colour: str) -> Configuration:
 # The colours of the paper's are Okabe and Ito's, which survive the common colour blindnesses.
 CONFIGURATIONS: dict[str, Configuration] = {
     "a": Configuration(
-        rule="softmax", label="(a) softmax", colour="#000000", dash="-", is_papers=True,
+        rule="softmax", label="(a) softmax", colour="#24292f", dash="-", is_papers=True,
         seeds=_TWICE,
     ),
     "b": Configuration(

@@ -71,7 +71,8 @@ def test_before_and_after_stand_side_by_side_in_one_report(home, capsys):
                     values = (getattr(one, field) for one in (before, after))
                     np.testing.assert_allclose(*values, atol=1e-6)
     page = (home / "results" / "side-by-side.html").read_text()
-    assert "<svg" not in page and page.count("data:image/svg+xml") == 1
+    assert page.count("data:image/svg+xml") == 4
+    assert "loss less that of base, nats" in page and "the difference from base" in page
     assert "loss, positions 128 to 160" in page and '<th scope="col">same</th>' in page
     assert cli.run(["report", "results", "--no-open"]) == 0
     assert "loss, positions 128 to 160" in capsys.readouterr().out

@@ -10,8 +10,7 @@ from ssmax_lab.analysis.findings import Findings, Replica
 from ssmax_lab.analysis.statistics import overall
 from ssmax_lab.cli.study import table
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
-from ssmax_lab.report.page import page
-from ssmax_lab.report.payload import payload
+from ssmax_lab.report.study_page import claims, study_figures, study_page
 from ssmax_lab.study.claims import MARGINS, judge
 from ssmax_lab.study.presets import quick
 from ssmax_lab.train import configured
@@ -76,6 +75,10 @@ def findings(*, better=ORDER, seeds=3, preset="small"):
     return found
 
 
+def page_of(found):
+    return study_page(found, {}, {})
+
+
 def verdicts(found):
     return {one.text: one.verdict for one in judge(found, HERE)}
 
@@ -87,7 +90,7 @@ def claimed(found):
 
 def told_claims(found):
     found.comparisons = judge(found, HERE)
-    return payload(found, static={})["claims"]
+    return claims(found)
 
 
 PRIMARY = {
@@ -149,7 +152,7 @@ def test_the_smallest_model_gives_no_verdict_on_the_paper(preset, better):
     assert "contradicted" not in "".join(table(found.comparisons)).lower()
     assert (
         "contradicted"
-        not in page(payload(found, static={}))
+        not in page_of(found)
         .partition("<main>")[2]
         .partition('<section id="provenance">')[0]
         .partition("<script")[0]
@@ -161,7 +164,7 @@ def test_no_difference_is_one_that_is_smaller_than_what_the_claim_names():
     told = claimed(found)
     assert told["C5"] == f"no difference larger than {MARGINS['C5']:g}"
     assert told["C8"] == f"no difference larger than {MARGINS['C8']:g}"
-    text = page(payload(found, static={}))
+    text = page_of(found)
     assert f"no difference larger than {MARGINS['C5']:g}" in text and "badge no-difference" in text
 
 
@@ -284,14 +287,14 @@ def test_n_held_is_compared_with_what_it_was_held_in():
     assert held[0].effect == pytest.approx(-0.9, abs=0.01)
 
 
-def test_the_page_gets_the_losses_of_both_thetas():
+def test_figure_5_has_a_panel_for_each_base_that_was_measured():
     found = findings()
     found.same_theta_losses = {}
-    assert "same_theta" not in payload(found, static={})["figures"]["5"]
+    assert len(study_figures(found)["5"].panels) == 1
     found.same_theta_losses = found.position_losses
-    figure = payload(found, static={})["figures"]["5"]
-    assert figure["same_theta"]["curves"] == figure["curves"]
-    assert figure["theta"] == quick().theta_factor * figure["same_theta"]["theta"]
+    larger, unchanged = study_figures(found)["5"].panels
+    assert larger.rows == unchanged.rows
+    assert larger.chart.title == f"RoPE base x {quick().theta_factor:g} at test time"
 
 
 def test_only_seeds_that_both_have_are_compared():
@@ -318,17 +321,15 @@ def test_a_claim_has_the_verdict_that_its_primary_comparisons_share(words, verdi
     assert overall(words) == verdict
 
 
-def test_the_page_is_told_everything_that_was_measured():
+def test_everything_that_was_measured_has_a_figure():
     found = findings(seeds=2)
-    found.comparisons = judge(found, HERE)
     found.scales = {"b": {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
-    values = payload(found, static={})
-    assert set(values["figures"]) == {"2", "4", "5", "6", "7", "8"}
-    assert values["figures"]["6"]["maps"]["b"]["trials"] == 80
-    assert values["scales"]["b"]["s"] == [[0.1, 0.2]]
-    assert [claim["id"] for claim in values["claims"]] == [f"C{n}" for n in range(1, 9)]
-    nothing = payload(dataclasses.replace(Findings(study=found.study)), static={})
-    assert nothing["figures"] == {} and nothing["claims"][4]["verdict"] == "not measured"
+    figures = study_figures(found)
+    assert set(figures) == {*"12345678", "1_in_heads", "_heads", "_retrieval", "_s"}
+    (maps,) = [panel for panel in figures["6"].panels if panel.chart.title.startswith("(b)")]
+    assert {row["trials"] for row in maps.rows} == {80}
+    assert [row["text"] for row in figures["_s"].panels[0].rows] == ["0.10", "0.20"]
+    assert set(study_figures(Findings(study=found.study))) == {"1", "3"}
 
 
 @pytest.mark.parametrize("name", ["b", "d", "temperature", "sqrt_log"])
@@ -337,16 +338,17 @@ def test_the_learned_s_is_shown_against_where_it_began(name):
     found.scales = {name: {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
     rule = configured(quick().pretraining, name).model.rule
     began = SSMaxScale(2, rule, train_length=LENGTH).s[0].item()
-    assert payload(found, static={})["scales"][name]["start"] == pytest.approx(began, rel=1e-6)
+    row = study_figures(found)["_s"].panels[0].rows[0]
+    assert row["parameter"].endswith(f"start {began:.3g}")
 
 
 def test_a_table_that_never_moved_is_shown_too():
     """No shape explains the variance of a constant: there is no R^2 to show."""
     found = findings()
-    found.tables[FIRST] = [1.0] * 64
-    values = payload(found, static={})
-    assert [fit["r2"] for fit in values["figures"]["2"]["fits"]["seed 0"]] == [None] * 4
-    assert "R<sup>2</sup>" in page(values)
+    found.tables = {FIRST: [1.0] * 64}
+    figure = study_figures(found)["2"]
+    assert figure.title == "The learned p_n is the same for every n"
+    assert "best power of n" in study_page(found, {"2": figure}, {})
 
 
 def test_seeds_that_disagree_decide_nothing():
@@ -377,9 +379,9 @@ def test_a_claim_is_not_supported_by_what_was_not_measured():
     assert (missing.effect, missing.low, missing.high) == (None, None, None)  # 0 was not measured
     assert (missing.basis, missing.verdict) == ("(d) was not measured", "secondary")
     assert any("(d) was not measured: secondary" in line for line in table(found.comparisons))
-    told = {claim["id"]: claim for claim in payload(found, static={})["claims"]}
+    told = {claim["id"]: claim for claim in claims(found)}
     assert told["C4"]["verdict"] == told["C5"]["verdict"] == "supported"
-    assert told["C4"]["comparisons"][2]["effect"] is None
+    assert told["C4"]["table"].rows[2][1:3] == ["\u2013", "\u2013"]
     found.same_theta_losses = {}
     assert verdicts(found)[UNCHANGED] == "not measured"
     assert claimed(found)["C5"] == "inconclusive"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ssmax._lazy import door
 
 if TYPE_CHECKING:
+    from ssmax import audit as audit
     from ssmax import distributed as distributed
     from ssmax import export as export
     from ssmax import hf as hf
@@ -50,7 +51,7 @@ _HOME_OF = {
     "ssmax_power": "ops.softmax",
     "visible_keys": "ops.visible",
 }
-_HOME_OF |= dict.fromkeys(("distributed", "export", "hf", "nn", "ops", "testing"), "")
+_HOME_OF |= dict.fromkeys(("audit", "distributed", "export", "hf", "nn", "ops", "testing"), "")
 
 if not TYPE_CHECKING:
     __all__ = sorted(_HOME_OF)

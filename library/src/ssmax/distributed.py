@@ -167,8 +167,9 @@ class SequenceShard:
         kv_SF = _AllGather.apply(self._padded(kv_TF), self)
         assert isinstance(kv_SF, Tensor)
         heads, keys = k.shape[:2], k.shape[:2].numel() * k.shape[3]
-        k_SBGD = kv_SF[:, :keys].unflatten(1, (*heads, k.shape[3]))
-        v_SBGD = kv_SF[:, keys:].unflatten(1, (*heads, v.shape[3]))
+        k_SF, v_SF = kv_SF.split([keys, kv_SF.shape[1] - keys], dim=1)
+        k_SBGD = k_SF.unflatten(1, (*heads, k.shape[3]))
+        v_SBGD = v_SF.unflatten(1, (*heads, v.shape[3]))
         if len(self._rows) == 1:
             return self._rows[0].attention(attend, q, k_SBGD, v_SBGD, left)
         rows = [

@@ -24,10 +24,11 @@ from ssmax.hf.remote_code import is_our_code
 
 TEMPLATE = "{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}assistant:"
 NEW = 16
-VLLM = os.environ.get("VLLM_PYTHON")
+ENGINES = os.environ.get("SSMAX_ENGINES")
+VLLM = f"{ENGINES}/vllm/bin/python"
 needs_vllm = [
     pytest.mark.engines,
-    pytest.mark.skipif(VLLM is None, reason="needs vLLM; make test-engines installs it"),
+    pytest.mark.skipif(ENGINES is None, reason="needs vLLM; make test-engines installs it"),
 ]
 
 

@@ -6,8 +6,7 @@ import protocol
 
 # Before vLLM is imported. One process, so that an error is this one's; no more memory than needed.
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from vllm import LLM, SamplingParams, __version__
 
@@ -31,7 +30,8 @@ def main() -> None:
     # Prompts are cut where they do not fit into one step; all of this is vLLM's default.
     assert config.scheduler_config.enable_chunked_prefill
     assert config.cache_config.enable_prefix_caching
-    assert config.scheduler_config.max_num_batched_tokens < sum(map(len, job["prompts"]))
+    most = config.scheduler_config.max_num_batched_tokens
+    assert most < sum(map(len, job["prompts"])) or config.parallel_config.world_size > 1
     assert again[0].num_cached_tokens > len(job["prompts"][0]) // 2
     protocol.answer(
         version=__version__,

@@ -10,10 +10,13 @@ from ssmax_lab.analysis.findings import ByReplica, Record
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Sharpness
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Curve = tuple[list[int], list[float]]
 """Steps and losses."""
 
+FIRST_POSITION = 16
+"""Losses before it are of few tokens, and in no figure."""
 TOP_HEADS = 25
 """So many heads are in figure 7, as in the paper."""
 TOP_SHARE = 25 / 144
@@ -33,30 +36,27 @@ def pooled(by_replica: ByReplica[list[Item]]) -> dict[str, list[Item]]:
     }
 
 
-def paired(by_replica: ByReplica[Item]) -> dict[str, list[tuple[Item, Item]]]:
+def paired(by_replica: ByReplica[Item], base_name: str = "a") -> dict[str, list[tuple[Item, Item]]]:
     """Pair what (a) has with what each configuration has, of every replica that both have."""
-    base = by_replica.get("a", {})
+    base = by_replica.get(base_name, {})
     return {
         name: [(base[replica], found[replica]) for replica in sorted(base.keys() & found.keys())]
         for name, found in by_replica.items()
     }
 
 
-def mean_curves(curves: ByReplica[Curve]) -> dict[str, Curve]:
-    """Average training losses over runs, as far as all of them are."""
-    means = {}
-    for name, found in curves.items():
-        shortest = min(len(losses) for _, losses in found.values())
-        losses = np.mean([losses[:shortest] for _, losses in found.values()], axis=0)
-        means[name] = (next(iter(found.values()))[0][:shortest], losses.tolist())
-    return means
+def differences(
+    by_replica: ByReplica[Item], less: Callable[[Item, Item], Result], base_name: str = "a"
+) -> dict[str, list[Result]]:
+    """Subtract what (a) has from what each configuration has, over the replicas that both have.
 
-
-def less_softmax(pairs: Sequence[tuple[Curve, Curve]]) -> Curve:
-    """Subtract (a)'s training loss at every step that all have, the mean over pairs of runs."""
-    both = [(dict(zip(*base, strict=True)), dict(zip(*own, strict=True))) for base, own in pairs]
-    steps = sorted(set.intersection(*(base.keys() & own.keys() for base, own in both)))
-    return steps, [float(np.mean([own[n] - base[n] for base, own in both])) for n in steps]
+    Runs of other seeds, or of other machines, differ by more than configurations do. Nothing where
+    there is no second configuration to compare.
+    """
+    shown = {name: pairs for name, pairs in paired(by_replica, base_name).items() if pairs}
+    if len(shown) < 2:
+        return {}
+    return {name: [less(base, own) for base, own in pairs] for name, pairs in shown.items()}
 
 
 def smoothed(steps: Sequence[int], losses: Sequence[float]) -> tuple[list[int], np.ndarray]:
@@ -70,25 +70,20 @@ def last_tenth(curve: Curve) -> float:
     return float(np.mean(curve[1][-max(1, len(curve[1]) // 10) :]))
 
 
-def by_position(records: Sequence[PositionLoss]) -> tuple[list[int], np.ndarray]:
-    """Average losses over runs, in bins of about a hundredth of the positions."""
-    return _in_bins(np.mean([record.mean for record in records], axis=0))
+def by_octave(mean: Sequence[float] | np.ndarray) -> tuple[list[int], np.ndarray]:
+    """Average losses over bins of an eighth of an octave, from position `FIRST_POSITION` on."""
+    last = math.log2(len(mean) + 1)
+    edges = 2 ** np.arange(math.log2(FIRST_POSITION), last - 1 / 16, 1 / 8)
+    starts = np.unique(np.append(edges, len(mean) + 1).round().astype(int)) - 1
+    places = np.sqrt((starts[:-1] + 1) * starts[1:]).round().astype(int)
+    sums = np.add.reduceat(np.asarray(mean, float)[: starts[-1]], starts[:-1])
+    return places.tolist(), sums / np.diff(starts)
 
 
-def less_softmax_by_position(
-    pairs: Sequence[tuple[PositionLoss, PositionLoss]],
-) -> tuple[list[int], np.ndarray]:
-    """Subtract (a)'s loss at every position, the mean over pairs of runs, in such bins."""
-    shortest = min(len(record.mean) for pair in pairs for record in pair)
-    differences = [np.subtract(own.mean[:shortest], base.mean[:shortest]) for base, own in pairs]
-    return _in_bins(np.mean(differences, axis=0))
-
-
-def _in_bins(mean: np.ndarray) -> tuple[list[int], np.ndarray]:
-    width = max(1, len(mean) // 100)
-    count = len(mean) // width
-    bins = mean[: count * width].reshape(count, width).mean(1)
-    return [place * width + width // 2 for place in range(count)], bins
+def octave_differences(base: PositionLoss, own: PositionLoss) -> tuple[list[int], np.ndarray]:
+    """Subtract (a)'s loss at every position that both have, in such bins."""
+    both = min(len(base.mean), len(own.mean))
+    return by_octave(np.subtract(own.mean[:both], base.mean[:both]))
 
 
 def mean_loss(length: int, *, is_long: bool) -> Callable[[PositionLoss], float]:

@@ -21,24 +21,17 @@ NOTES = {
 }
 """What a preset is for; what holds of one study only is in its note, from its settings."""
 
-CAPTIONS = {
-    "1": (
-        "Largest output for an input of -2 everywhere but the last, which is 3. The "
-        "paper: softmax's falls to 0 with n, SSMax's (s = 0.43) stays near 1."
-    ),
+CAPTIONS: dict[str, str] = {
+    "1": ("Largest output for an input of n - 1 entries of -2 and one of 3."),
     "2": (
-        "The probe: softmax((s p_n + b) z) with p_n free for every n. The paper: after "
-        "training p_n is close to a1 log n + a2. Only the shape can be compared: s and b "
-        "absorb the rest. p_1 is left out: a single key has weight 1 whatever it is, so it "
-        "never learns."
+        "The probe: softmax((s p_n + b) z) with p_n free for every n. Only the shape can "
+        "be compared: s and b absorb the rest. p_1 is left out: a single key has weight 1 "
+        "whatever it is, so it never learns."
     ),
-    "3": (
-        "Output of z_max in (0, 1/(n-2), ..., 1, z_max). The paper: softmax needs an ever"
-        " larger z_max as n grows, SSMax focuses once z_max leads by about 1/s."
-    ),
+    "3": ("Output of z_max for the input (0, 1/(n-2), ..., 1, z_max)."),
     "4": (
-        "Training loss. The paper: (b), (c), (d) below (a) throughout, (d) lowest, (c) "
-        "about equal to (b)."
+        "Training loss, smoothed over a fiftieth of the steps. The paper: (b), (c) and (d) "
+        "below (a) throughout."
     ),
     "5": (
         "Loss at every position of test documents, theta changed at test time, nothing "
@@ -61,6 +54,51 @@ CAPTIONS = {
         "paper: (a) fails to focus, (b) focuses strongly, (c) to (f) partly."
     ),
 }
+
+CAPTIONS |= {
+    "1_in_heads": "Of real text, means over layers, heads and documents: the largest attention "
+    "weight of a query that sees n keys, and the entropy of its weights.",
+    "_retrieval": "The share of hidden numbers that a model finds whole, after fine-tuning on "
+    "questions, by the length of the context.",
+    "_grid": "The share of hidden numbers that a model finds whole, by the length of the context. "
+    "It was taught to find them in documents no longer than the first mark, in pretraining; a "
+    "model that fails there did not learn the task, and has no part in a verdict.",
+    "_heads": "From the last n of training to the longest measured, in the first run: the factor "
+    "by which a head's largest weight changes, and the entropy that it gains. Blue heads lose "
+    "sharpness.",
+    "_s": "One value for each layer and head of the first run, coloured by its distance from the "
+    "value it started at.",
+}
+
+PAPER: dict[str, dict[str, str]] = {
+    "1": {
+        "s": "0.43",
+        "softmax, largest output at n = 65,536": "falls to 0",
+        "SSMax, largest output at n = 65,536": "stays near 1",
+    },
+    "2": {"shape of p_n": "close to a1 log n + a2"},
+    "3": {"SSMax, lead over 1 for an output of a half": "about 1/s = 2.33, whatever n is"},
+    "4": {
+        "tokens a step": "2,097,152",
+        "loss of the last tenth, from the lowest": "(d), then (b) and (c) about equal, then (a)",
+    },
+    "5": {
+        "training length": "1,024",
+        "RoPE base at test time, times that in training": "50",
+        "longest test": "20,000",
+    },
+    "6": {
+        "(a) finds half of the numbers or more to": "short contexts",
+        "(b) finds half of the numbers or more to": "about 10 times T",
+    },
+    "7": {
+        "context": "8,000",
+        "heads": "144",
+        "most answers": "(a) wrong; (b), (c) whole number; (d), (e), (f) first digit",
+    },
+    "8": {"trials of each run": "100"},
+}
+"""What is known of the paper's values, by figure."""
 
 CHOICES = (
     "The number of training steps and the text: the paper's are not known to us.",

@@ -1,9 +1,9 @@
 """Measured results as tables in Markdown and a figure, for the README and the docs."""
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,12 @@ from ssmax_lab.analysis.measures import mean_loss, retrieval_accuracy, values_of
 from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.records import Comparison
-from ssmax_lab.report.figures import variants as variants_drawn
+from ssmax_lab.report.results_figures import variants as variants_drawn
+from ssmax_lab.report.study_page import parameters
 from ssmax_lab.report.study_tables import (
     cell,
     comparisons,
+    effect,
     heads,
     judged,
     markdown,
@@ -26,6 +28,7 @@ from ssmax_lab.report.study_tables import (
     said,
     stretches,
 )
+from ssmax_lab.report.style import Figure
 
 HEADLINES = (
     "log n fits the learned p_n better than n does",
@@ -143,6 +146,24 @@ def _by_text(shown: Mapping[str, Findings]) -> list[dict[str, Comparison]]:
 
 def _short_row(shown: Mapping[str, Findings], text: str) -> list[str]:
     return [SHORT[text], *(_short_effect(told.get(text)) for told in _by_text(shown))]
+
+
+def recorded(results: Mapping[str, Findings]) -> str:
+    """Write the headlines of the newest GPU studies for the pages of smaller ones, as JSON."""
+    told = []
+    for name, findings in _newest(results).items():
+        if findings.study["preset"] not in ("gpu", "small"):
+            continue
+        by_text = {one.text: one for one in findings.comparisons}
+        rows = [
+            [said(by_text[text]), effect(by_text[text]), by_text[text].verdict]
+            for text in HEADLINES
+            if text in by_text and by_text[text].effect is not None
+        ]
+        size = parameters(findings.study)
+        what = f"{_short_name(name)}: {size} parameters, T = {findings.train_length:,}"
+        told.append({"what": what, "header": ["comparison", "effect", "verdict"], "rows": rows})
+    return json.dumps(told, indent=1) + "\n"
 
 
 def claims(results: Mapping[str, Findings]) -> str:
@@ -277,15 +298,14 @@ def _range(places: Sequence[int | None], *, end: int) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def variants_figure(results: Mapping[str, Findings], base: str) -> Any | None:
+def variants_figure(results: Mapping[str, Findings], base: str) -> Figure | None:
     """Every configuration under every variant; None where none was measured."""
     varied = _varied(results, base)
     losses, found = {}, {}
     for variant, one in varied.items():
         losses[variant] = values_of(one.position_losses, mean_loss(one.train_length, is_long=True))
         found[variant] = values_of(one.trials, retrieval_accuracy(one.train_length, is_long=True))
-    titles = ("loss beyond the training length", "needle retrieval accuracy beyond it")
-    return variants_drawn(dict(zip(titles, (losses, found), strict=True))) if varied else None
+    return variants_drawn(losses, found) if varied else None
 
 
 def _varied(results: Mapping[str, Findings], base: str) -> dict[str, Findings]:

@@ -1,9 +1,8 @@
-"""Models beside each other, from the records of a folder: a table, a drawing, a page."""
+"""Models beside each other, from the records of a folder: a table, figures, a page."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy as np
 
 from ssmax._files import in_turn, write_whole
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.measures import by_position, top_score
-from ssmax_lab.configurations import CONFIGURATIONS
+from ssmax_lab.analysis.measures import by_octave, octave_differences, top_score
+from ssmax_lab.analysis.statistics import over_seeds
 from ssmax_lab.records import (
     NEEDLE,
     NEEDLE_SCORE,
@@ -23,10 +22,15 @@ from ssmax_lab.records import (
     Provenance,
     read_jsonl,
 )
-from ssmax_lab.report.page import document, image, origins
-from ssmax_lab.report.page_tables import table
-from ssmax_lab.report.style import as_svg, new_figure
+from ssmax_lab.report.charts import Row as Point
+from ssmax_lab.report.charts import curves, over_runs, right_of, series_of, short
+from ssmax_lab.report.page import document, origins
+from ssmax_lab.report.style import Figure, Table
 
+LESS_FIRST = (
+    "the difference from {}, and its 95 % interval over documents or trials; it says nothing of "
+    "what another training run would give"
+)
 FILES = (POSITION_LOSS, NEEDLE, NEEDLE_SCORE, SHARPNESS)
 
 
@@ -36,6 +40,8 @@ class Row:
 
     what: str
     values: tuple[float | None, ...]
+    less_first: tuple[tuple[float, float | None, float | None] | None, ...]
+    """The difference from the first model, and its interval over documents or trials."""
 
 
 class SideBySide:
@@ -71,7 +77,7 @@ class SideBySide:
             run: dict(
                 zip(
                     itertools.pairwise(records[-1].edges),
-                    np.mean(records[-1].binned, 0),
+                    zip(*records[-1].binned, strict=True),
                     strict=True,
                 )
             )
@@ -79,23 +85,31 @@ class SideBySide:
         }
         rows = self._rows("loss, positions {0[0]:,} to {0[1]:,}", losses)
         for what, is_right in (("whole number", "is_whole"), ("first digit", "first_digit")):
-            accuracy = _by_length(trials, lambda one, name=is_right: getattr(one, name))
+            accuracy = _trials(trials, lambda one, name=is_right: getattr(one, name))
             rows += self._rows(f"retrieval accuracy, {what}, context {{:,}}", accuracy)
-        rows += self._rows("top needle score, context {:,}", _by_length(scores, top_score))
+        rows += self._rows("top needle score, context {:,}", _trials(scores, top_score))
         for what, field in (("largest weight", "largest"), ("entropy", "entropy")):
+            # A mean over heads: another document is not in it.
             means = {
-                run: dict(zip(one.num_keys, np.mean(getattr(one, field), (0, 1)), strict=True))
+                run: {
+                    n: [float(mean)]
+                    for n, mean in zip(
+                        one.num_keys, np.mean(getattr(one, field), (0, 1)), strict=True
+                    )
+                }
                 for run, one in last.items()
             }
             rows += self._rows(f"{what} at n = {{:,}}", means)
         return rows
 
-    def _rows(self, what: str, values: Mapping[str, Mapping[Any, Any]]) -> list[Row]:
+    def _rows(self, what: str, values: Mapping[str, Mapping[Any, Sequence[float]]]) -> list[Row]:
+        """Make a row for each key: means of every model, and what they are less the first's."""
         rows = []
         for key in sorted({key for one in values.values() for key in one}):
-            found = (values.get(run, {}).get(key) for run in self.runs)
-            cells = tuple(None if one is None else float(one) for one in found)
-            rows.append(Row(what=what.format(key), values=cells))
+            found = [values.get(run, {}).get(key) for run in self.runs]
+            means = tuple(None if one is None else float(np.mean(one)) for one in found)
+            less = tuple(_less(found[0], one) for one in found[1:])
+            rows.append(Row(what=what.format(key), values=means, less_first=(None, *less)))
         return rows
 
     def provenances(self) -> list[tuple[str, Provenance]]:
@@ -107,69 +121,107 @@ class SideBySide:
         ]
 
 
+def _less(
+    base: Sequence[float] | None, own: Sequence[float] | None
+) -> tuple[float, float | None, float | None] | None:
+    """Compare two models on the same documents or trials; None where they are not the same."""
+    if base is None or own is None or len(base) != len(own):
+        return None
+    found = over_seeds(own, base)
+    return found.effect, found.low, found.high
+
+
 def text_table(found: SideBySide) -> list[str]:
     """Write the numbers as lines, a column for each model."""
-    rows = found.rows()
-    width = max(len(row.what) for row in rows)
-    columns = [max(10, len(run)) for run in found.runs]
-    titles = (f"{run:>{column}}" for run, column in zip(found.runs, columns, strict=True))
-    lines = [" " * width + "  " + "  ".join(titles)]
-    for row in rows:
-        cells = (
-            f"{_cell(value):>{column}}" for value, column in zip(row.values, columns, strict=True)
+    rows = [[row.what, *_cells(row)] for row in found.rows()]
+    header = ["", *found.runs]
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            [f"{first:{widths[0]}}", *map(str.rjust, cells, widths[1:])]
         )
-        lines.append(f"{row.what:{width}}  {'  '.join(cells)}")
+        for first, *cells in [header, *rows]
+    ]  # fmt: skip
+    if len(found.runs) > 1:
+        lines += ["", f"In brackets: {LESS_FIRST.format(found.runs[0])}"]
     return lines
 
 
-def draw(found: SideBySide) -> Any:
+def figures(found: SideBySide) -> list[Figure]:
     """Draw loss by position, needles by context, needle scores by rank, largest weight by n."""
-    figure, axes = new_figure(9.6, 7.2, columns=2, rows=2)
-    loss, needle, score, weight = axes.flat
     losses, trials, scores, sharpness = (found.newest[name] for name in FILES)
-    for run, look in zip(found.runs, itertools.cycle(CONFIGURATIONS.values()), strict=False):
-        line = {"color": look.colour, "linestyle": look.dash, "label": run}
-        if run in losses:
-            loss.plot(*by_position(losses[run][-1:]), **line)
-        if run in trials:
-            accuracy = _by_length(trials, lambda one: one.is_whole)[run]
-            needle.plot(list(accuracy), list(accuracy.values()), marker="o", **line)
-        if run in scores:
-            ranked = sorted(map(top_score, scores[run]), reverse=True)
-            score.plot(range(1, len(ranked) + 1), ranked, **line)
-        if run in sharpness:
-            one = sharpness[run][-1]
-            weight.plot(one.num_keys, np.mean(one.largest, (0, 1)), **line)
-    loss.set(xlabel="position", ylabel="loss")
-    needle.set(xlabel="context", ylabel="needle retrieval accuracy", ylim=(-0.02, 1.02))
-    score.set(xlabel="trial, by rank", ylabel="top needle score", ylim=(0, None))
-    weight.set(xlabel="keys n", ylabel="largest weight", xscale="log", ylim=(0, 1.02))
-    for axis in axes.flat:
-        if axis.lines:
-            axis.legend(frameon=False, fontsize=8)
-    return figure
+    series = series_of(found.runs, found.runs[:5])
+    made: list[tuple[str, str, Sequence[Point], dict[str, Any]]] = []
+    if losses:
+        measures, rows = ["loss, nats"], []
+        for run, records in losses.items():
+            x, y = by_octave(records[-1].mean)
+            rows += over_runs(run, "position", x, [y], measure="loss, nats")
+        first = found.runs[0]
+        if first in losses and len(losses) > 1:
+            less = f"loss less that of {first}, nats"
+            measures.insert(0, less)
+            for run, records in losses.items():
+                x, y = octave_differences(losses[first][-1], records[-1])
+                rows += over_runs(run, "position", x, [y], measure=less)
+        options = {"log_x": True, "measures": measures}
+        made.append(("Loss by position", "position", rows, options))
+    if trials:
+        rows = [
+            {"name": run, "context": length, "y": short(share)}
+            for run, by_length in _by_length(trials, lambda one: one.is_whole).items()
+            for length, share in by_length.items()
+        ]
+        options = {"y": "needle retrieval accuracy", "domain": (0, 1), "dots": True, "log_x": True}
+        made.append(("Needle retrieval accuracy by context", "context", rows, options))
+    if scores:
+        rows = []
+        for run, records in scores.items():
+            ranked = sorted(map(top_score, records), reverse=True)
+            rows += over_runs(run, "trial by rank", range(1, len(ranked) + 1), [ranked])
+        options = {"y": "top needle score", "zero": True, "dots": True}
+        made.append(("Attention on the number, trial by trial", "trial by rank", rows, options))
+    if sharpness:
+        rows = []
+        for run, records in sharpness.items():
+            one = records[-1]
+            rows += over_runs(run, "n", one.num_keys, [np.mean(one.largest, (0, 1))])
+        options = {"y": "largest attention weight", "log_x": True, "log_y": True}
+        made.append(("Mean largest attention weight by number of keys", "n", rows, options))
+    return [
+        Figure(
+            title=title,
+            panels=[curves(rows, series, x=x, **{"y": "", **options})],
+            right=right_of(series),
+            tables=[],
+        )
+        for title, x, rows, options in made
+    ]
 
 
 def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
     """Write the page of a folder of results; the same records give the same bytes."""
     found = SideBySide(folder)
-    numbers = table(
-        ["", *map(escape, found.runs)],
-        [[escape(row.what), *map(_cell, row.values)] for row in found.rows()],
+    caption = LESS_FIRST.format(found.runs[0]) if len(found.runs) > 1 else ""
+    numbers = Table(
+        header=["", *found.runs],
+        rows=[[row.what, *_cells(row)] for row in found.rows()],
+        caption=f"In brackets: {caption}" if caption else "",
     )
-    provenances = [{"what": what, **asdict(one)} for what, one in found.provenances()]
-    drawing = image(as_svg(draw(found)), "The models side by side")
-    names = escape(", ".join(found.runs))
-    sections = (
-        f'<header><h1>Side by side</h1><p class="lead">{names}</p></header>',
-        f"<section><figure>{drawing}</figure></section>",
-        f"<section><h2>Numbers</h2>{numbers}</section>",
-        f"<section><h2>Where every number comes from</h2>{origins(provenances)}</section>",
+    page = document(
+        "Side by side",
+        note=", ".join(found.runs),
+        figures=[
+            {"id": f"figure-{place}", "figure": figure}
+            for place, figure in enumerate(figures(found), 1)
+        ],
+        tables=[numbers],
+        provenance=origins(found.provenances()),
     )
     path = folder / SIDE_BY_SIDE
     # Another process may have measured another model meanwhile.
     with in_turn(folder):
-        write_whole(path, document("Side by side", sections))
+        write_whole(path, page)
     return found, path
 
 
@@ -192,13 +244,28 @@ def _by_length(
 ) -> dict[str, dict[int, float]]:
     """Average a value over the trials of each context size."""
     return {
-        run: {
-            length: float(np.mean([value(one) for one in records if one.length == length]))
-            for length in sorted({one.length for one in records})
-        }
-        for run, records in by_run.items()
+        run: {length: float(np.mean(values)) for length, values in lengths.items()}
+        for run, lengths in _trials(by_run, value).items()
     }
 
 
-def _cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+def _trials(
+    by_run: Mapping[str, Sequence[Any]], value: Callable[[Any], float]
+) -> dict[str, dict[int, list[float]]]:
+    """List a value of every trial of each context size, in the order of depths and trials."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for run, records in by_run.items():
+        for one in sorted(records, key=lambda one: (one.length, one.depth, one.trial)):
+            found.setdefault(run, {}).setdefault(one.length, []).append(float(value(one)))
+    return found
+
+
+def _cells(row: Row) -> list[str]:
+    cells = []
+    for value, less in zip(row.values, row.less_first, strict=True):
+        told = "-" if value is None else f"{value:.4f}"
+        if less is not None:
+            interval = "" if less[1] is None else f" [{less[1]:+.4f}, {less[2]:+.4f}]"
+            told += f" ({less[0]:+.4f}{interval})"
+        cells.append(told)
+    return cells

@@ -17,7 +17,7 @@ from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import TRAIN, ShardSet
 from ssmax_lab.data.workers import cores
 from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
-from ssmax_lab.report.draw import draw
+from ssmax_lab.report.study_page import draw
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
 from ssmax_lab.study.plan import (

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import ssmax
+from ssmax.cli.audit import audit
 from ssmax.cli.bench import bench
 from ssmax.cli.convert import convert
 from ssmax.cli.doctor import doctor
@@ -17,9 +18,9 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax (SSMax): convert, export and serve models, and measure its cost.",
+    help="Scalable-Softmax (SSMax): convert, export, serve and audit models, and measure its cost.",
 )
-for _verb in (convert, export, serve, bench, doctor):
+for _verb in (convert, export, serve, audit, bench, doctor):
     app.command()(_verb)
 
 Version = Annotated[

@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -67,7 +68,8 @@ class Server:
         # The command `vllm serve` asks for the metadata of a package called vllm, which builds of
         # others do not have; its module is the same server.
         named = ["--model", str(self.folder), "--served-model-name", self.folder.name]
-        if self.needs_code:
+        # Beside this package vLLM has its plugin, and classes of its own for most families.
+        if self.needs_code and self.python != sys.executable:
             named += ["--model-impl", "transformers"]
         module = "vllm.entrypoints.openai.api_server"
         return [self.python, "-m", module, *named, *shared, *self.options]

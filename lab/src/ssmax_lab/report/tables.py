@@ -1,0 +1,54 @@
+"""The numbers behind a figure as tables, readable without JavaScript."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ssmax_lab.report.style import Table
+
+MAX_ROWS = 30
+NONE = "\u2013"
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """Write significant digits, thousands separated, a real minus."""
+    if value is None:
+        return NONE
+    if isinstance(value, int) or abs(value) >= 10**digits:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.{digits}g}"
+    return text.replace("-", "\u2212")
+
+
+def percent(share: float, *, sign: Literal["", "+"] = "") -> str:
+    """Write a share in whole percent, to a tenth where that would hide what is missing."""
+    near_end = 0.99 < share < 1 or 0 < share < 0.01
+    return f"{100 * share:{sign}.{1 if near_end else 0}f} %".replace("-", "\u2212")
+
+
+def thin(values: Sequence[Any]) -> list[Any]:
+    """Keep at most MAX_ROWS of the values, evenly spread, with both ends."""
+    if len(values) <= MAX_ROWS:
+        return list(values)
+    return [values[round(i * (len(values) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
+
+
+def rows_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+    """Make a table of cells that are text already."""
+    return Table(header=list(header), rows=[list(row) for row in rows], caption=caption)
+
+
+def wide_table(
+    rows: Sequence[Mapping[str, Any]], series: Sequence[Any], x: str, *, caption: str = ""
+) -> Table:
+    """Make a table with a column for each curve, at places that all have where there are such."""
+    columns: dict[str, dict[Any, float]] = {}
+    for row in rows:
+        columns.setdefault(row["name"], {})[row[x]] = row["y"]
+    called = {one.name: one.label for one in series if one.name in columns}
+    shared = set.intersection(*map(set, columns.values())) if columns else set()
+    places = thin(sorted(shared or set().union(*columns.values())))
+    cells = [
+        [number(place), *(number(columns[name].get(place)) for name in called)] for place in places
+    ]
+    return Table(header=[x, *called.values()], rows=cells, caption=caption)

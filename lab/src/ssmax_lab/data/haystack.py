@@ -5,6 +5,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +20,9 @@ CITIES = (
 DIGITS = 7
 TEXT_TOKENS = 4_000_000
 """Of the text that needles are hidden in, at most."""
+ADDRESSES = Path(__file__).with_name("addresses.jsonl.xz")
+"""Four addresses to the Congress (1910, 1946, 1980, 1981), works of the United States Government
+and so in the public domain: 30,000 words and more each."""
 PAPERS_NEEDLE = ("Tokyo", "8106422")
 
 Encode = Callable[[str], list[int]]
@@ -73,15 +77,18 @@ def hide(
     depth: float,
     encode: Encode,
     breaks: frozenset[int] = frozenset(),
+    begun: bool = False,
 ) -> Haystack:
     """Make a prompt of `length` tokens with the needle at a depth from 0, the start, to 1, the end.
 
     `text` is cut to what is left of the length. The needle goes behind the last of the tokens
     `breaks`, those that end a sentence, before its place; to the place itself where there is none.
+    `begun` begins the answer with the sentence up to its number, for models that were not taught
+    to answer by the number alone.
     """
     if not 0.0 <= depth <= 1.0:
         raise UsageError(f"depth must be from 0 to 1, got {depth}")
-    statement, number, end, question = _parts(needle, encode)
+    statement, number, end, question = _parts(needle, encode, begun=begun)
     room = length - len(statement) - len(number) - len(end) - len(question)
     if room < 0:
         raise UsageError(
@@ -206,11 +213,12 @@ def _bare_length(city: str, digits: int, encode: Encode) -> int:
     return sum(map(len, _parts(needle, encode)))
 
 
-def _parts(needle: Needle, encode: Encode) -> tuple[list[int], ...]:
+def _parts(needle: Needle, encode: Encode, *, begun: bool = False) -> tuple[list[int], ...]:
     """Encode the sentence up to its number, the number, the stop and the question."""
     asked, _ = format_question(
         Question(id="needle", context="", question=needle.question, answer=needle.number)
     )
+    asked += needle.statement if begun else ""
     return encode(needle.statement), encode(f" {needle.number}"), encode("."), encode(asked)
 
 

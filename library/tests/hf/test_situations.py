@@ -28,8 +28,8 @@ from transformers.integrations import flex_attention as flex_integration
 import ssmax.hf
 from ssmax.hf import hook
 from ssmax.hf.masks import count_keys
-from ssmax.ops.visible import Ramp
 from ssmax.hf.verification import audited
+from ssmax.ops.visible import Ramp
 
 DECODERS = ("llama", "qwen3", "mistral", "gpt2", "gemma3_mixed")
 KINDS = ("eager", "sdpa", "flash_attention_2", "flex_attention")

@@ -120,16 +120,16 @@ class MaskSpec:
 
     def ramp(self) -> Ramp | None:
         """Describe n by two numbers where position and window alone decide it; None elsewhere."""
-        bounds = (self.cu_seqlens, self.positions, self.run_ends, self.stands_at)
-        is_plain = self.is_interval and all(bound is None for bound in bounds)
-        first = self.num_keys - self.num_queries + 1
-        if not is_plain or first < 1 or not self.num_queries:
+        if not self.num_queries or not self.num_keys:
             return None
         if self.sees_all:
             return Ramp(self.num_keys, self.num_keys)
-        left = self.window[0]
-        if not self.is_causal:
+        bounds = (self.cu_seqlens, self.positions, self.stands_at)
+        first = self.num_keys - self.num_queries + 1
+        by_position = self.is_interval and self.is_causal and all(x is None for x in bounds)
+        if not by_position or first < 1:
             return None
+        left = self.window[0]
         return Ramp(first, self.num_keys if left == UNBOUNDED else min(left + 1, self.num_keys))
 
     def count(self) -> Tensor:

@@ -87,7 +87,7 @@ def others(cells: list[dict[str, Any]]) -> list[str]:
     lines += ["", "## Several ranks", ""]
     lines += [
         f"{cell['engine']} {cell['version']}, {cell['model']}: {cell['ranks']} ranks hold half of "
-        f"s and b each and choose the same 600 tokens as one; log-probabilities within "
+        f"s and b each and choose the same {cell['new']} tokens as one; log-probabilities within "
         f"{cell['difference']:.1g}. Run on {cell['date']}."
         for cell in cells
         if "ranks" in cell

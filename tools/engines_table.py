@@ -22,8 +22,9 @@ the engine's plain command. `hf` needs the engine's flag for remote code, or in 
   is what rounding explains. **Softmax**: the mean difference of the same model without s.
 - **Choices**: greedy tokens that the reference would choose after the same text. **Prefix**: of
   the three prompts, those that are continued by the same tokens from a cached prefix.
-- Run: on one CPU. Not run: SGLang; vLLM, MLX and ONNX Runtime on a GPU; users of llama.cpp, such as
-  Ollama.
+- Run: what has a row, on one CPU. Not run: what has none; SGLang; vLLM, MLX and ONNX Runtime on a
+  GPU; users of llama.cpp, such as Ollama. vLLM on a CPU has no attention for heads of 16, those of
+  the trained run.
 """
 
 

@@ -155,9 +155,7 @@ def _still(spec: Any) -> Any:
     if isinstance(spec, list):
         return [_still(one) for one in spec if not _is_pointers(one)]
     if isinstance(spec, dict):
-        return {key: _still(value) for key, value in spec.items() if key != "values"} | {
-            key: value for key, value in spec.items() if key == "values"
-        }
+        return {key: one if key == "datasets" else _still(one) for key, one in spec.items()}
     return spec
 
 

@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LIBRARY := $(VENV)/library
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
-PEERS := $(VENV)/peers
 ENGINES := $(VENV)/engines
 PRESET ?= quick
 MARKED ?= not slow
@@ -91,10 +90,8 @@ format: $(READY)  ## write the code as ruff would
 	"$(BIN)/ruff" check --fix .
 	"$(BIN)/ruff" format .
 
-bench: $(READY)  ## cost of SSMax on this machine, against what a user would pick instead
-	test -d $(PEERS) || "$(BIN)/python" -m pip install --quiet --no-deps --target $(PEERS) scalable-softmax==0.1.5
-	MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 PYTHONPATH=$(PEERS) \
-	"$(BIN)/python" benchmarks/attention_cost.py
+bench: $(READY)  ## what a user pays for SSMax on this machine: wall-clock against softmax and the two lines
+	"$(BIN)/python" benchmarks/wall_clock.py
 
 docs: $(READY)  ## the site into build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --strict

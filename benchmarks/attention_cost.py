@@ -10,7 +10,9 @@ each is compared with float64 on sampled queries, and a wrong one of ours stops 
 are timed in turns, round after round, and the medians are divided by the yardstick's. Rows are
 appended to benchmarks/results.csv. PyPI's `scalable-softmax` is measured where it can be imported.
 On the CPU nothing is rotated: there the question is ssmax_attention against SDPA, as they are.
-`make bench` tells glibc to keep freed memory, whose page faults would drown a few percent.
+Kernels alone, with RoPE fused; what a user pays in wall-clock, host included, is wall_clock.py's.
+On the CPU set MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ to 1000000000: page faults of
+freed memory would drown a few percent.
 """
 
 # B batch, T queries, S keys, H query heads, G key heads, D head width

@@ -53,7 +53,7 @@ def test_links_lead_somewhere():
 
 def test_every_figure_has_its_command():
     text = (ROOT / "docs" / "reproduce.md").read_text()
-    typed = re.findall(r"^\| .+ \| `ssmax-lab (reproduce .+)` \|$", text, re.M)
+    typed = re.findall(r"^\| .+ \| `ssmax-lab (reproduce .+?)`.* \|$", text, re.M)
     named = {name for command in typed for name in re.findall(r"figure\d", command)}
     assert named == {f"figure{number}" for number in range(1, 9)}
 
@@ -94,7 +94,9 @@ def test_readme_and_docs_are_short():
     def words(pages):
         return sum(len(page.read_text().split()) for page in pages)
 
-    docs = sorted((ROOT / "docs").glob("*.md"))
+    # These two are tables that tools write, as the appendix is.
+    generated = {"engines-table.md", "licences.md"}
+    docs = [page for page in (ROOT / "docs").glob("*.md") if page.name not in generated]
     assert words([ROOT / "README.md"]) <= 1_100
     assert words(docs) <= 25_000
     assert words([ROOT / "docs" / "results.md"]) <= 1_500

@@ -22,8 +22,9 @@ the engine's plain command. `hf` needs the engine's flag for remote code, or in 
   is what rounding explains. **Softmax**: the mean difference of the same model without s.
 - **Choices**: greedy tokens that the reference would choose after the same text. **Prefix**: of
   the three prompts, those that are continued by the same tokens from a cached prefix.
-- Run: on one CPU. Not run: SGLang; vLLM, MLX and ONNX Runtime on a GPU; users of llama.cpp, such as
-  Ollama.
+- Run: what has a row, on one CPU. Not run: what has none; SGLang; vLLM, MLX and ONNX Runtime on a
+  GPU; users of llama.cpp, such as Ollama. vLLM on a CPU has no attention for heads of 16, those of
+  the trained run.
 """
 
 
@@ -87,7 +88,7 @@ def others(cells: list[dict[str, Any]]) -> list[str]:
     lines += ["", "## Several ranks", ""]
     lines += [
         f"{cell['engine']} {cell['version']}, {cell['model']}: {cell['ranks']} ranks hold half of "
-        f"s and b each and choose the same 600 tokens as one; log-probabilities within "
+        f"s and b each and choose the same {cell['new']} tokens as one; log-probabilities within "
         f"{cell['difference']:.1g}. Run on {cell['date']}."
         for cell in cells
         if "ranks" in cell

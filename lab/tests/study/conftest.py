@@ -34,7 +34,8 @@ def tiny(text):
             "model.intermediate_size": 16, "model.train_length": 128, "model.vocab_size": 257,
             "run.steps": 12, "run.batch_size": 2, "run.micro_batch": 2, "run.scale_every": 4,
             "run.checkpoint_every": 4, "run.validate_every": 50, "schedule.warmup_steps": 1,
-            "data.validation_windows": 0,
+            "data.validation_windows": 0, "data.needle_length": 0, "schedule.kind": "constant",
+            "schedule.decay_steps": 0,
         }
     )  # fmt: skip
     return dataclasses.replace(

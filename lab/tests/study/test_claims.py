@@ -13,7 +13,7 @@ from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax_lab.report.study_page import claims, study_figures, study_page
 from ssmax_lab.study.claims import MARGINS, judge
 from ssmax_lab.study.presets import quick
-from ssmax_lab.train import configured
+from ssmax_lab.train import PRETRAINING, configured
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"
@@ -21,15 +21,17 @@ HERE = Provenance(
 NAMES = ("a", "b", "c", "d", "e", "f", "temperature")
 # As the paper has it, larger is better; the control is ours.
 ORDER = {"b": 6, "c": 5, "d": 4, "f": 3, "e": 2, "temperature": 1, "a": 0}
-LENGTH = quick().train_length
+# A study that fine-tunes; quick itself teaches retrieval in pretraining.
+STUDY = dataclasses.replace(quick(), pretraining=PRETRAINING["quick"]())
+LENGTH = STUDY.train_length
 FIRST, SECOND = Replica(0), Replica(1)
 
 
 def findings(*, better=ORDER, seeds=3, preset="small"):
     """Everything measured, better[name] telling how good a configuration is at length."""
     chance = np.random.default_rng(0)
-    found = Findings(study=quick().to_dict())
-    found.study |= {"preset": preset, "pretraining": quick().pretraining.to_dict()}
+    found = Findings(study=STUDY.to_dict())
+    found.study |= {"preset": preset, "pretraining": STUDY.pretraining.to_dict()}
     trials = range(40)
     for seed in map(Replica, range(seeds)):
         noise = chance.normal(0, 0.01, 400)
@@ -294,7 +296,7 @@ def test_figure_5_has_a_panel_for_each_base_that_was_measured():
     found.same_theta_losses = found.position_losses
     larger, unchanged = study_figures(found)["5"].panels
     assert larger.rows == unchanged.rows
-    assert larger.chart.title == f"RoPE base x {quick().theta_factor:g} at test time"
+    assert larger.chart.title == f"RoPE base x {STUDY.theta_factor:g} at test time"
 
 
 def test_only_seeds_that_both_have_are_compared():
@@ -336,7 +338,7 @@ def test_everything_that_was_measured_has_a_figure():
 def test_the_learned_s_is_shown_against_where_it_began(name):
     found = findings()
     found.scales = {name: {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
-    rule = configured(quick().pretraining, name).model.rule
+    rule = configured(STUDY.pretraining, name).model.rule
     began = SSMaxScale(2, rule, train_length=LENGTH).s[0].item()
     row = study_figures(found)["_s"].panels[0].rows[0]
     assert row["parameter"].endswith(f"start {began:.3g}")

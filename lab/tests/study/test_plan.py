@@ -13,7 +13,7 @@ from ssmax_lab.study.plan import (
     read_figures,
     seconds_taken,
 )
-from ssmax_lab.study.presets import CONFIGURATIONS, PRESETS, gpu, quick
+from ssmax_lab.study.presets import CONFIGURATIONS, PRESETS, gpu, quick, small
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -27,14 +27,22 @@ def test_every_preset_has_a_plan_that_can_be_done(preset):
         done.add(job.name)
 
 
-def test_quick_has_two_seeds_where_they_matter_and_fits_twenty_minutes():
+def test_quick_has_softmax_ssmax_and_the_control_and_fits_fifteen_minutes():
     jobs = plan(quick())
-    names = {job.name for job in jobs}
-    for configuration in ("a", "b", "temperature"):
-        assert {f"pretrain-{configuration}-{seed}" for seed in (0, 1)} <= names
-    assert "pretrain-c-1" not in names and "pretrain-e-0" not in names
-    assert {"finetune-e-0", "loss-e-0", "needle-e-0"} <= names
-    assert makespan(quick(), jobs, workers=2) < 20 * 60
+    assert {job.configuration for job in jobs} == {"", "a", "b", "temperature"}
+    assert {job.kind for job in jobs} == {"data", "pretrain", "loss", "needle"}
+    assert makespan(quick(), jobs, workers=2) < 15 * 60
+    assert "pretrain-probe-0" in {
+        job.name for job in plan(quick(), configurations=["probe"], seeds=1)
+    }
+
+
+def test_where_retrieval_is_taught_in_pretraining_nothing_is_fine_tuned():
+    jobs = plan(quick(), figures=[6])
+    assert {job.kind for job in jobs} == {"data", "pretrain", "needle"}
+    assert not [
+        job for job in plan(quick(), configurations=["a", "e"], seeds=1) if job.run == "e-0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,17 +57,17 @@ def test_quick_has_two_seeds_where_they_matter_and_fits_twenty_minutes():
     ],
 )
 def test_a_figure_needs_no_more_than_it_is_drawn_from(figures, kinds):
-    assert {job.kind for job in plan(quick(), figures=figures)} == kinds
+    assert {job.kind for job in plan(small(), figures=figures)} == kinds
 
 
 def test_figure_2_needs_the_probe_and_figure_4_all_but_it():
-    probe = {job.run for job in plan(quick(), figures=[2]) if job.kind == "pretrain"}
-    others = {job.run for job in plan(quick(), figures=[4]) if job.kind == "pretrain"}
+    probe = {job.run for job in plan(small(), figures=[2]) if job.kind == "pretrain"}
+    others = {job.run for job in plan(small(), figures=[4]) if job.kind == "pretrain"}
     assert probe == {"probe-0"} and "probe-0" not in others and "a-1" in others
 
 
 def test_e_is_made_of_a():
-    jobs = {job.name: job for job in plan(quick(), configurations=["e"], seeds=1)}
+    jobs = {job.name: job for job in plan(small(), configurations=["e"], seeds=1)}
     assert jobs["finetune-e-0"].needs == ("pretrain-a-0",)
     assert jobs["loss-e-0"].needs == ("pretrain-a-0",)
     assert "needle-a-0" not in jobs
@@ -67,33 +75,33 @@ def test_e_is_made_of_a():
 
 def test_f_goes_on_from_a_where_both_are_wanted():
     def pretraining_of_f(configurations, **options):
-        jobs = plan(quick(), configurations=configurations, seeds=1, **options)
+        jobs = plan(small(), configurations=configurations, seeds=1, **options)
         return next(job for job in jobs if job.name.startswith("pretrain-f"))
 
     both, alone = pretraining_of_f(["f", "a"], first_seed=3), pretraining_of_f(["f"])
     assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
-    whole = quick().seconds["pretrain"]
-    assert expected_seconds(quick(), both) == whole / 8
-    assert begins_at(quick(), both) == 7 / 8 and begins_at(quick(), alone) == 0.0
-    assert expected_seconds(quick(), alone) == whole
+    whole = small().seconds["pretrain"]
+    assert expected_seconds(small(), both) == whole / 8
+    assert begins_at(small(), both) == 7 / 8 and begins_at(small(), alone) == 0.0
+    assert expected_seconds(small(), alone) == whole
 
 
 def test_what_is_done_is_known_by_its_mark(tmp_path):
-    job = plan(quick())[0]
+    job = plan(small())[0]
     assert seconds_taken(tmp_path, job) is None
     mark_done(tmp_path, job, 3.21)
     assert seconds_taken(tmp_path, job) == 3.2
 
 
 def test_workers_share_the_time():
-    jobs = plan(quick())
-    one, two = (makespan(quick(), jobs, workers) for workers in (1, 2))
-    assert one == sum(expected_seconds(quick(), job) for job in jobs)
+    jobs = plan(small())
+    one, two = (makespan(small(), jobs, workers) for workers in (1, 2))
+    assert one == sum(expected_seconds(small(), job) for job in jobs)
     assert 0.5 * one <= two < 0.6 * one
 
 
 def test_a_run_is_measured_before_the_next_is_trained():
-    names = [job.name for job in plan(quick(), configurations=["b", "a"], seeds=2)]
+    names = [job.name for job in plan(small(), configurations=["b", "a"], seeds=2)]
     assert names[:5] == ["data", "pretrain-b-0", "finetune-b-0", "loss-b-0", "needle-b-0"]
     assert names[5:6] == ["pretrain-a-0"] and names[9:10] == ["pretrain-b-1"]
 
@@ -131,9 +139,9 @@ def test_figures_are_read_as_people_write_them():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: plan(quick(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
-        (lambda: plan(quick(), configurations=["temprature"]), "did you mean 'temperature'"),
-        (lambda: plan(quick(), seeds=0), "at least 1"),
+        (lambda: plan(small(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
+        (lambda: plan(small(), configurations=["temprature"]), "did you mean 'temperature'"),
+        (lambda: plan(small(), seeds=0), "at least 1"),
         (lambda: read_figures(["figure9"]), "figure1 to figure8"),
     ],
 )

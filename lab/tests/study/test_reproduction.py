@@ -82,7 +82,7 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):
     (folder / "done" / "needed").rename(folder / "done" / "finetune-b-0.json")
     dry = reproduce(tiny, folder, configurations=["b"], seeds=2, dry_run=True)
     assert not dry.is_whole
-    assert re.search(r"pretrain +2 jobs, 1 left, 1:16 each  b-0, b-1", capfd.readouterr().out)
+    assert re.search(r"pretrain +2 jobs, 1 left, 2:15 each  b-0, b-1", capfd.readouterr().out)
     other = dataclasses.replace(tiny, digits=3)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(other, folder)

@@ -22,6 +22,7 @@ from ssmax.hf.hook import watched
 from ssmax.hf.own_scales import own_scale
 from ssmax.hf.verification import audited
 from ssmax.nn import RULES
+from ssmax.ops.visible import Ramp
 
 EVERY = [*CAUSAL, *OTHERS]
 # What the compiler imports is not ours.
@@ -477,7 +478,11 @@ def test_verify_reads_one_more_token_behind_a_cache_of_the_others():
 
 def test_verify_finds_a_step_of_decoding_that_is_taken_for_another(monkeypatch):
     model = ssmax.hf.convert(build("llama"))
-    monkeypatch.setattr("ssmax.hf.hook.count_keys", lambda *asked, **_: asked[3].shape[2])
+
+    def keys(*asked, **_):
+        return Ramp(asked[3].shape[2], asked[3].shape[2])
+
+    monkeypatch.setattr("ssmax.hf.hook.count_keys", keys)
     with pytest.raises(ValueError, match=r"counts n = \[12, 12"):
         ssmax.hf.verify(model)
 

@@ -24,6 +24,9 @@ SITUATIONS = {
     "packed": (256, 256, {"is_causal": True, "cu_seqlens": [0, 3, 131, 256]}),
     "packed, both ways": (256, 256, {"cu_seqlens": [0, 3, 131, 256]}),
     "left padding": (128, 128, {"is_causal": True, "pads": 40}),
+    "long rows, both paddings": (1100, 1100, {"is_causal": True, "pads": 300}),
+    "long rows, left padding": (1100, 1100, {"is_causal": True, "left": 300}),
+    "long rows, right padding": (1100, 1100, {"is_causal": True, "right": 300}),
     "padded decode": (1, 300, {"is_causal": True, "pads": 40}),
     "positions": (128, 128, {"is_causal": True, "positions": 50}),
     "boolean mask": (64, 96, {"mask": True}),
@@ -61,6 +64,12 @@ def make(name, dtype, *, kv_heads=4):
     if pads := options.pop("pads", 0):
         index = torch.arange(keys, device="cuda")
         options["key_padding_mask"] = torch.stack((index >= pads, index < keys - 7))
+    for side in ("left", "right"):
+        if pads := options.pop(side, 0):
+            index = torch.arange(keys, device="cuda").expand(2, -1)
+            pads = torch.tensor([[pads], [0]], device="cuda")
+            keep = index >= pads if side == "left" else index < keys - pads
+            options["key_padding_mask"] = keep
     if period := options.pop("positions", 0):
         options["positions"] = torch.arange(queries, device="cuda") % period
     if options.pop("mask", False):
@@ -180,6 +189,31 @@ def test_autocast():
     with torch.autocast("cuda", dtype=torch.bfloat16):
         out = ssmax_attention(*inputs[:4], **options)
     assert out.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [name for name in SITUATIONS if name.startswith("long rows")])
+def test_long_padded_rows_wait_for_the_device_once(name):
+    """And read a mask anew when it was changed in place."""
+    inputs, options = make(name, torch.bfloat16)
+    first = ssmax_attention(*inputs[:4], **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = ssmax_attention(*inputs[:4], **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(first, again)
+    options["key_padding_mask"][:, :500] = False
+    changed = ssmax_attention(*inputs[:4], **options)
+    assert (changed[:, :, :500] == 0).all() and not torch.equal(changed, first)
+
+
+def test_padding_with_holes_takes_a_mask():
+    inputs, options = make("long rows, left padding", torch.float32)
+    options["key_padding_mask"][:, 700] = False
+    out = ssmax_attention(*inputs[:4], **options)
+    narrow = [x.bfloat16() for x in inputs[:3]]
+    holes = ssmax_attention(*narrow, inputs[3], **options)
+    torch.testing.assert_close(holes.float(), out, rtol=3e-2, atol=3e-2)
 
 
 def test_a_long_padded_row_makes_no_square_mask():

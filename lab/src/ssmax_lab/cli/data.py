@@ -116,6 +116,30 @@ def default_data(recipe: str) -> Path:
     return folder
 
 
+def text_in_tokens(source: str | None, tokenizer: str) -> Path:
+    """Find a text, by default the addresses, in the tokens of a tokenizer; prepare it once."""
+    import hashlib
+
+    from ssmax_lab.data.haystack import ADDRESSES
+    from ssmax_lab.data.preparation import prepare
+    from ssmax_lab.data.shards import INDEX, TRAIN
+    from ssmax_lab.data.tokenizer import load_tokenizer
+
+    path = ADDRESSES if source is None else Path(source)
+    if not path.exists():
+        raise UsageError(f"there is no text {source!r}; give a file or a folder of texts")
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    # What has changed is prepared again.
+    stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    known = hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]
+    vocabulary = load_tokenizer(tokenizer).vocabulary.hash[:12]
+    folder = Path("data") / f"{path.name.partition('.')[0]}-{known}-{vocabulary}"
+    if not (folder / TRAIN / INDEX).is_file():
+        logger.info(f"preparing {path.name} in {folder}, once")
+        prepare(path, folder, tokenizer=tokenizer, validation_fraction=0.0)
+    return folder
+
+
 def default_text(tokenizer: str) -> Path:
     """Find the embedded text in the tokens of a tokenizer, to measure with; prepare it once."""
     from ssmax_lab.data.preparation import prepare

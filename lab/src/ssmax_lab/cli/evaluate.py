@@ -3,16 +3,17 @@
 import functools
 import itertools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ssmax._progress import log_progress
+from ssmax._progress import log_progress, roughly
 from ssmax.cli.options import Device, Json
 from ssmax.errors import UsageError
-from ssmax_lab.cli.data import default_text, text_of_shipped
+from ssmax_lab.cli.data import default_text, text_in_tokens, text_of_shipped
 from ssmax_lab.cli.options import A_RUN, TOKENIZERS, USUAL_DIGITS, Theta
 from ssmax_lab.tiny import run_folder
 
@@ -27,21 +28,27 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "length": None, "trials": 100, "depth": None, "digits": None, "batch": 8, "seed": 0,
     },
     "sharpness": {"length": [2048], "documents": 8},
+    "extension": {
+        "length": None, "documents": 4, "trials": 5, "digits": None, "seed": 0,
+    },
     "all": {"length": [1024], "documents": 8, "depths": 5, "trials": 10, "digits": None, "seed": 0},
 }  # fmt: skip
 """What can be measured, and the options that each takes, with their defaults."""
+SHORTEST = 128
+"""Of the contexts that hide a needle."""
 
 
 def evaluate(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="WHAT",
             help="position-loss, the loss at every position (figure 5); needle, a hidden number "
             "asked for (figure 6); needle-score, the attention on it (figures 7 and 8); sharpness, "
-            "how sharp attention is as the context grows; or all.",
+            "how sharp attention is as the context grows; all; or extension, whether a longer "
+            "context is worth having, as with --hf BEFORE AFTER alone.",
         ),
-    ],
+    ] = None,
     folder: Annotated[
         Path | None, typer.Argument(metavar="RUN", parser=run_folder, help=f"{A_RUN} Or --hf.")
     ] = None,
@@ -61,6 +68,13 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder that ssmax-lab data prepare wrote; by default the run's."),
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(
+            help="For extension: a file or folder of texts; by default four addresses of over "
+            "30,000 words that come with the lab."
+        ),
+    ] = None,
     theta: Theta = None,
     rule: Annotated[
         str | None,
@@ -72,12 +86,15 @@ def evaluate(
         typer.Option(
             metavar="TOKENS",
             help="Length of documents or contexts; by default 2048, for all 1024; for "
-            "needle (repeatable) 1, 2 and 4 training lengths, for needle-score 2.",
+            "needle (repeatable) 1, 2 and 4 training lengths, for needle-score 2, for extension "
+            "the context that it was made for.",
         ),
     ] = None,
     documents: Annotated[
         int | None,
-        typer.Option(help="Number of documents; by default 32 for position-loss, else 8."),
+        typer.Option(
+            help="Number of documents; by default 32 for position-loss, 4 for extension, else 8."
+        ),
     ] = None,
     depths: Annotated[
         int | None,
@@ -90,7 +107,8 @@ def evaluate(
     trials: Annotated[
         int | None,
         typer.Option(
-            help="Trials; by default 20 per depth for needle, 100 for needle-score, 10 for all."
+            help="Trials; by default 20 per depth for needle, 100 for needle-score, 10 for all, "
+            "5 per context for extension."
         ),
     ] = None,
     digits: Annotated[
@@ -113,13 +131,24 @@ def evaluate(
 
     If interrupted, the same command resumes. --hf BEFORE --hf AFTER shows two models side by side.
     """
+    hf = hf or []
+    if hf and what not in OPTIONS:
+        # --hf BEFORE AFTER: the second one looks like WHAT.
+        hf, what = [*hf, *([what] if what else [])], "extension"
+    if what is None:
+        raise UsageError(f"give WHAT to measure: {', '.join(OPTIONS)}")
     options = _options(
         what, length=length, documents=documents, depths=depths, depth=depth, trials=trials,
         digits=digits, batch=batch, seed=seed,
     )  # fmt: skip
-    hf = hf or []
     _check(folder, hf, adapter=adapter, tokenizer=tokenizer, data=data, theta=theta, rule=rule,
            device=device)  # fmt: skip
+    if text is not None and (what != "extension" or data is not None):
+        raise UsageError("--text is read by extension, instead of --data")
+    if what == "extension":
+        return _extension(
+            hf, adapter, tokenizer, data, text, results, device, as_json=json_, **options
+        )
     if folder is not None:
         from ssmax_lab.study.measurement import Measurement
 
@@ -224,6 +253,9 @@ def _hf_measurements(
     data: Path | None,
     results: Path,
     device: str | None,
+    text: str | None = None,
+    *,
+    has_own_text: bool = False,
 ) -> "Iterator[Measurement]":
     """Load one model after the other, so that one at a time is in memory.
 
@@ -255,12 +287,133 @@ def _hf_measurements(
     tokenizer = tokenizer or hf_tokenizer(hf[0])
     for source in hf[1:]:
         check_same_tokens(source, tokenizer)
-    data = data or default_text(tokenizer)
+    if data is None:
+        data = text_in_tokens(text, tokenizer) if has_own_text else default_text(tokenizer)
     for (source, used), name in zip(models, names, strict=True):
         yield hf_measurement(
             source, adapter=used, name=name, tokenizer=tokenizer, data=data, results=results,
             device=device,
         )  # fmt: skip
+
+
+def _extension(
+    hf: Sequence[str], adapter: Path | None, tokenizer: str | None, data: Path | None,
+    text: str | None, results: Path, device: str | None, *, length: int | None, documents: int,
+    trials: int, digits: int | None, seed: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Measure two models on long texts, and say what the second one's longer context is worth."""
+    import numpy as np
+
+    from ssmax.hf.extension import KEY, check_memory
+    from ssmax_lab.model.hf_causal_lm import causal_config
+    from ssmax_lab.report.before_after import BeforeAfter
+    from ssmax_lab.report.side_by_side import write_side_by_side
+
+    if len(hf) + (adapter is not None) != 2:
+        raise UsageError(
+            "extension compares two models: --hf BEFORE AFTER, or --hf BASE --adapter ADAPTER"
+        )
+    trained, to = _lengths(hf, adapter, causal_config, KEY)
+    longest = length or to
+    if longest <= trained:
+        raise UsageError(
+            f"--length {longest} is not longer than the {trained} tokens of the training; there is "
+            "nothing to see"
+        )
+    contexts = [trained // 2, trained]
+    while contexts[-1] < longest:
+        contexts.append(min(2 * contexts[-1], longest))
+    # Shorter ones have no room for a needle and its question.
+    contexts = [n for n in contexts if n >= SHORTEST] or [longest]
+    depths = ((np.arange(trials) + 0.5) / trials).round(4).tolist()
+    texts, prompts = [longest] * documents, [n for n in contexts for _ in depths]
+    work = _Work([*texts, *prompts])
+    found = []
+    for here in _hf_measurements(
+        hf, adapter, tokenizer, data, results, device, text, has_own_text=True
+    ):
+        check_memory(getattr(here.model, "model"), longest)  # noqa: B009 (of Hugging Face alone)
+        loss = here.position_loss(
+            length=longest,
+            documents=documents,
+            on_progress=work.of(here.run, texts),
+        )
+        needles = here.needle(
+            lengths=contexts, depths=depths, trials=1, digits=digits or USUAL_DIGITS, batch=1,
+            seed=seed, begun=True, on_progress=work.of(here.run, prompts),
+        )  # fmt: skip
+        found.append((loss, needles))
+        if as_json:
+            _print_lines([loss, *needles])
+    if as_json:
+        return
+    compared = BeforeAfter(*found[0], *found[1], train_length=trained)
+    print("\n".join([*compared.table(), "", *compared.verdict()]))
+    print(f"\nthe page: {write_side_by_side(results)[1].resolve()}")
+
+
+def _lengths(
+    hf: Sequence[str], adapter: Path | None, config: Callable[[str], dict[str, Any]], key: str
+) -> tuple[int, int]:
+    """Find the trained length and the one that a model was extended to."""
+    import json
+
+    from ssmax.hf.sources import CONFIG
+
+    if adapter is not None:
+        about = json.loads((adapter / CONFIG).read_text()).get("extension")
+    else:
+        about = config(hf[1]).get(key)
+    if about is not None:
+        return about["train_length"], about["to"]
+    before, after = (
+        _longest(config(source)) for source in (hf[0], hf[-1] if adapter is None else hf[0])
+    )
+    if before is None or after is None:
+        raise UsageError(
+            "neither model says how long its contexts are; extend one with ssmax extend"
+        )
+    return before, after if after > before else 4 * before
+
+
+def _longest(config: dict[str, Any]) -> int | None:
+    return config.get("max_position_embeddings") or config.get("text_config", {}).get(
+        "max_position_embeddings"
+    )
+
+
+class _Work:
+    """Progress of texts of different lengths, twice, with the time that is left."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._left = 2 * sum(map(_cost, lengths))
+        self._seconds, self._done = 0.0, 0.0
+
+    def of(self, run: str, lengths: Sequence[int]) -> Callable[[str, int, int], None]:
+        """Make what is told how many of these texts are done."""
+        began, told = time.monotonic(), 0
+
+        def tell(what: str, done: int, total: int) -> None:
+            nonlocal began, told
+            cost = sum(map(_cost, lengths[told:done]))
+            now = time.monotonic()
+            # What was measured by an earlier command takes no time, and says nothing of the rest.
+            if now - began > 0.01:
+                self._seconds, self._done = self._seconds + now - began, self._done + cost
+            self._left -= cost
+            began, told = now, done
+            rate = self._seconds / self._done if self._done else 0.0
+            log_progress(
+                logger, f"{run}: {'text' if what == 'document' else 'needle'}", done, total,
+                f"about {roughly(rate * self._left)} left in all" if self._left > 0 else "",
+            )  # fmt: skip
+
+        return tell
+
+
+def _cost(length: int) -> float:
+    """Estimate what reading a text takes: its tokens, and attention among them."""
+    return length * (1 + length / 16384)
 
 
 def _with_its_folder(source: str, name: str) -> str:

@@ -2,9 +2,11 @@
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +21,9 @@ CITIES = (
 DIGITS = 7
 TEXT_TOKENS = 4_000_000
 """Of the text that needles are hidden in, at most."""
+ADDRESSES = Path(__file__).with_name("addresses.jsonl.xz")
+"""Four addresses to the Congress (1910, 1946, 1980, 1981), works of the United States Government
+and so in the public domain: 30,000 words and more each."""
 PAPERS_NEEDLE = ("Tokyo", "8106422")
 
 Encode = Callable[[str], list[int]]
@@ -73,15 +78,18 @@ def hide(
     depth: float,
     encode: Encode,
     breaks: frozenset[int] = frozenset(),
+    begun: bool = False,
 ) -> Haystack:
     """Make a prompt of `length` tokens with the needle at a depth from 0, the start, to 1, the end.
 
     `text` is cut to what is left of the length. The needle goes behind the last of the tokens
     `breaks`, those that end a sentence, before its place; to the place itself where there is none.
+    `begun` begins the answer with the sentence up to its number, for models that were not taught
+    to answer by the number alone.
     """
     if not 0.0 <= depth <= 1.0:
         raise UsageError(f"depth must be from 0 to 1, got {depth}")
-    statement, number, end, question = _parts(needle, encode)
+    statement, number, end, question = _parts(needle, encode, begun=begun)
     room = length - len(statement) - len(number) - len(end) - len(question)
     if room < 0:
         raise UsageError(
@@ -150,9 +158,10 @@ def hidden_examples(
 
 
 class NeedleDocuments:
-    """Hide a number in a stretch of a text, ask for it and answer: documents all of one length.
+    """Hide a number in a stretch of a text, ask for it and answer, in at most `length` tokens.
 
-    Document i depends on the seed and i alone, and no two are alike.
+    Document i depends on the seed and i alone, and no two are alike. The answer ends with the end
+    of the document: a number that goes on is not found.
     """
 
     def __init__(
@@ -164,40 +173,50 @@ class NeedleDocuments:
         seed: int,
         encode: Encode,
         breaks: frozenset[int],
+        end_of_document: int,
     ) -> None:
         # Sentences, questions and numbers come again.
         self._encode: Encode = functools.lru_cache(1 << 16)(encode)
-        self.answer_length: int = len(encode(f" {'9' * digits}"))
-        # The last token of an answer is predicted, not read.
-        self._room = length + 1 - self.answer_length
-        least = max(_bare_length(city, digits, self._encode) for city in CITIES)
-        if self._room < least:
+        self.answer_length: int = len(encode(f" {'9' * digits}")) + 1
+        self._least = max(_bare_length(city, digits, self._encode) for city in CITIES)
+        if length < self._least:
             raise UsageError(
-                f"a needle, its question and its answer take {least + self.answer_length} tokens, "
-                f"more than data.needle_length={length}; raise it"
+                f"a needle and its question take {self._least} tokens, more than "
+                f"data.needle_length={length}; raise it"
             )
         if len(text) <= length:
             raise UsageError(f"the text has {len(text)} tokens, too few to hide a number in")
-        self._text, self._digits, self._seed, self._breaks = text, digits, seed, breaks
+        self._text, self._length, self._digits = text, length, digits
+        self._seed, self._breaks, self._end = seed, breaks, end_of_document
 
     def document(self, number: int) -> Haystack:
         """Make the document of a number; its answer is not among its tokens."""
         chance = random.Random(f"needle document {self._seed} {number}")
-        start = chance.randrange(len(self._text) - self._room)
+        length = chance.randint(self._least, self._length)
+        start = chance.randrange(len(self._text) - length)
         return hide(
             random_needle(chance, digits=self._digits),
-            self._text[start : start + self._room],
-            length=self._room,
+            self._text[start : start + length],
+            length=length,
             depth=chance.random(),
             encode=self._encode,
             breaks=self._breaks,
         )
 
-    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Give inputs (count, length), and the answers (count, answer) that end them."""
+    def batch(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Give documents as rows, padded behind; the answers, and where each token is predicted.
+
+        (count, tokens), and twice (count, answer).
+        """
         made = [self.document(number) for number in range(first, first + count)]
-        tokens = np.array([[*one.tokens, *one.answer] for one in made], np.int64)
-        return tokens[:, :-1], tokens[:, -self.answer_length :]
+        # In eights, which products like; the end of the document is predicted, not read.
+        width = 8 * math.ceil((self._length + self.answer_length - 1) / 8)
+        tokens = np.full((count, width), self._end, np.int64)
+        for row, one in zip(tokens, made, strict=True):
+            row[: len(one.tokens) + len(one.answer)] = [*one.tokens, *one.answer]
+        answers = np.array([[*one.answer, self._end] for one in made], np.int64)
+        last = np.array([len(one.tokens) - 1 for one in made], np.int64)
+        return tokens, answers, last[:, None] + np.arange(self.answer_length)
 
 
 def _bare_length(city: str, digits: int, encode: Encode) -> int:
@@ -206,11 +225,12 @@ def _bare_length(city: str, digits: int, encode: Encode) -> int:
     return sum(map(len, _parts(needle, encode)))
 
 
-def _parts(needle: Needle, encode: Encode) -> tuple[list[int], ...]:
+def _parts(needle: Needle, encode: Encode, *, begun: bool = False) -> tuple[list[int], ...]:
     """Encode the sentence up to its number, the number, the stop and the question."""
     asked, _ = format_question(
         Question(id="needle", context="", question=needle.question, answer=needle.number)
     )
+    asked += needle.statement if begun else ""
     return encode(needle.statement), encode(f" {needle.number}"), encode("."), encode(asked)
 
 

@@ -39,6 +39,7 @@ def measure_retrieval(
     provenance: Provenance,
     batch: int = 8,
     digits: int = DIGITS,
+    begun: bool = False,
     on_progress: OnProgress = silent,
 ) -> list[NeedleTrial]:
     """Measure a grid of context lengths and depths; each cell is saved when it is done.
@@ -60,7 +61,7 @@ def measure_retrieval(
             stacks = [
                 make_haystack(
                     tokenizer, text, ends, length=length, depth=depth, trial=trial, seed=seed,
-                    digits=digits,
+                    digits=digits, begun=begun,
                 )
                 for trial in range(trials)
             ]  # fmt: skip
@@ -99,6 +100,7 @@ def make_haystack(
     seed: int,
     digits: int = DIGITS,
     needle: Needle | None = None,
+    begun: bool = False,
 ) -> Haystack:
     """Make a trial's prompt; its text, and its needle if none is given, follow from its numbers."""
     chance = random.Random(f"needle {seed} {length} {depth} {trial}")
@@ -111,6 +113,7 @@ def make_haystack(
         depth=depth,
         encode=tokenizer.encode,
         breaks=ends,
+        begun=begun,
     )
 
 

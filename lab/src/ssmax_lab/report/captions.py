@@ -13,8 +13,9 @@ CLAIMS = {
 
 NOTES = {
     "quick": (
-        "It takes the paper's path step by step and says what comes out at that size; it cannot "
-        "speak for models as large as the paper's. The gpu and paper presets can."
+        "It shows the mechanism: with n softmax's heads lose their sharpness, and numbers are no "
+        "longer found at lengths at which that was not taught. It cannot speak for models as "
+        "large as the paper's; the gpu and paper presets can."
     ),
     "million": "The million preset tests retrieval where it can fail, and nothing else.",
     "small": "The small preset is for several seeds of each configuration.",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ssmax_lab.configurations import look
-from ssmax_lab.report.style import CHARACTER, GRID, HEIGHT, HOVER, INK, LINE, QUIET, Panel, altair
+from ssmax_lab.report.style import CHARACTER, GRID, HEIGHT, HOVER, LINE, QUIET, Panel, altair
 
 DASHES = {"-": [1, 0], "--": [6, 3], "-.": [6, 2, 1, 2], ":": [2, 2]}
 OTHERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -344,9 +344,3 @@ def heat_map(
     )  # fmt: skip
     chart = alt.layer(cells, words).add_params(*params).properties(height=height)
     return Panel(chart.properties(title=title) if title else chart, rows)
-
-
-def ink_for(name: str) -> str:
-    """Return the colour of a configuration."""
-    known = look(name)
-    return known.colour if known.rule else INK

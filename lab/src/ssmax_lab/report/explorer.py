@@ -13,7 +13,9 @@ SLIDERS = (
     ("z", "z_max, the largest entry", 0.0, 20.0, 0.1, 3.0),
 )
 N = "max(2, round(pow(10, power)))"
-EVEN, SPREAD = "(-2, …, -2, z_max)", "(0, 1/(n-2), …, 1, z_max)"
+EVEN, SPREAD = (
+    text.replace("-", "\u2212") for text in ("(-2, …, -2, z_max)", "(0, 1/(n-2), …, 1, z_max)")
+)
 
 
 def explorer() -> Figure:
@@ -43,7 +45,7 @@ def explorer() -> Figure:
         title="Softmax fades as n grows; SSMax keeps what leads by more than 1/s",
         panels=[Panel(panels[0].add_params(*params)), Panel(panels[1])],
         width=400,
-        right=70,
+        right=12,
     )
 
 
@@ -81,7 +83,7 @@ def _panel(
     scale = {"type": "log" if is_log else "linear", "domain": domain, "nice": False}
     ticks = {"values": [10**power for power in range(1, 7)]} if is_log else {"tickCount": 5}
     at = alt.X("x:Q", title=x, axis=alt.Axis(format=",d", **ticks)).scale(**scale)
-    up = alt.Y("y:Q", title=None).scale(domain=[0, 1])
+    up = alt.Y("y:Q", title="output of z_max").scale(domain=[0, 1])
     colour = alt.Color("rule:N", legend=None).scale(
         domain=["softmax", "ssmax"], range=[look("a").colour, look("b").colour]
     )
@@ -97,21 +99,16 @@ def _panel(
         lines.mark_line(strokeWidth=2.5, clip=True).encode(at, up, colour),
         point.mark_rule(color=LINE).encode(alt.X("x:Q").scale(**scale)),
         point.mark_point(filled=True, size=80, opacity=1).encode(at, up, colour),
-        # Over one another where both are near 1, so they stand at the top.
         *(
             point.transform_filter(f"datum.rule == '{rule}'")
-            .mark_text(align="right", baseline="bottom", x="width", y=-20 + 15 * line, fontSize=13,
+            .mark_text(align="left", baseline="bottom", x=x_of_words, y=-22, fontSize=13,
                        fontWeight="bold")
             .encode(colour, alt.Text("words:N"))
-            for line, rule in enumerate(("softmax", "ssmax"))
-        ),
-        alt.Chart(alt.Data(values=[{}])).mark_text(
-            align="left", baseline="bottom", x=0, y=-20, fontSize=12, color=QUIET,
-            text=f"input {title}".replace("-", "\u2212"),
+            for rule, x_of_words in (("softmax", 0), ("ssmax", 125))
         ),
         alt.Chart(alt.Data(values=[{}])).mark_text(
             align="left", baseline="bottom", x=0, y=-5, fontSize=12, color=QUIET,
-            text=alt.ExprRef(f"'output of z_max, n = ' + format({N}, ',d')"),
+            text=alt.ExprRef(f"'n = ' + format({N}, ',d') + ', input {title}'"),
         ),
     ]  # fmt: skip
     if critical:
@@ -127,4 +124,4 @@ def _panel(
             mark.mark_text(align="left", baseline="bottom", dx=4, y="height", dy=-4, color=QUIET)
             .encode(alt.X("x:Q").scale(**scale), alt.Text("words:N"))
         )  # fmt: skip
-    return alt.layer(*layers).properties(height=280)
+    return alt.layer(*layers).properties(height=260)

@@ -18,8 +18,13 @@ function narrow(layer) {
 }
 
 function fitted(whole, width) {
-  const spec = width >= 520 ? whole : { ...whole, room: Math.min(whole.room, whole.axis),
-    ...(whole.layer ? narrow(whole) : { concat: whole.concat.map(narrow) }) };
+  const spec =
+    width >= 520
+      ? whole
+      : {
+          ...(whole.layer ? narrow(whole) : { ...whole, concat: whole.concat.map(narrow) }),
+          room: Math.min(whole.room, whole.axis),
+        };
   const fit = (panel, room) => ({ ...panel, width: Math.max(140, room) });
   if (!spec.concat) return fit(spec, width - spec.room);
   const columns = Math.max(1, Math.min(spec.columns, Math.floor(width / spec.least)));

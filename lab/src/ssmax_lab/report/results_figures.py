@@ -26,7 +26,7 @@ from ssmax_lab.report.charts import (
     series_of,
     short,
 )
-from ssmax_lab.report.figures import LESS
+from ssmax_lab.report.figures import LESS, retrieval_grid
 from ssmax_lab.report.style import INK, LINE, QUIET, Figure, Panel, altair
 
 FIVE = ("a", "b", "mean_log", "constant", CONTROL)
@@ -149,7 +149,7 @@ def forest(findings: Findings) -> Figure:
 
 
 def _in_forest(name: str) -> str:
-    return look(name).label.removeprefix("(a), ")
+    return look(name).label.removeprefix("(a), ").removeprefix("control: ")
 
 
 def sharpness_against_loss(findings: Findings) -> Figure:
@@ -451,11 +451,17 @@ def every(results: Mapping[str, Findings]) -> dict[str, Figure]:
         if ":" not in findings.study["preset"]
     }
     small = newest["small"]
+    # A study in which retrieval can fail says more than one in which it cannot.
+    unsaturated = [one for _, one in sorted(results.items()) if one.grids]
     return {
         "results-loss-at-length": loss_at_length(small),
         "results-forest": forest(small),
         "results-sharpness": sharpness_against_loss(small),
         "results-factor": learned_factor(small),
-        "results-retrieval": retrieval_by_length(small),
+        "results-retrieval": (
+            retrieval_grid(unsaturated[-1].grids, train_length=unsaturated[-1].train_length)
+            if unsaturated
+            else retrieval_by_length(small)
+        ),
         "results-rope-limit": rope_limits(results),
     }

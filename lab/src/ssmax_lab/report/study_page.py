@@ -302,7 +302,12 @@ def note(findings: Findings) -> str:
     added = []
     if study.get("tokenizer") == "gpt2-digits":
         added.append("every digit is a token")
-    if any(one.startswith("hidden") for one in study.get("questions", "").split("+")):
+    taught = study["pretraining"].get("data", {}).get("needle_length")
+    if taught:
+        added.append(
+            f"pretraining mixes in documents of at most {taught} tokens with a number to be found"
+        )
+    elif any(one.startswith("hidden") for one in study.get("questions", "").split("+")):
         added.append("fine-tuning asks for numbers hidden in the training's text")
     sentences = [
         f"The variant {variant} of the {preset} preset." if variant else "",

@@ -245,8 +245,10 @@ def _claim_5(findings: Findings) -> list[Result]:
 def unsaturated_cells(findings: Findings) -> list[tuple[float, int]]:
     """List the RoPE bases, times the training's, and lengths at which retrieval is compared.
 
-    They are those where (a) of the pilot seed is neither near 0 nor near 1.
+    They are those that the study names, or where (a) of the pilot seed is neither near 0 nor 1.
     """
+    if known := findings.study.get("cells"):
+        return [(factor, length) for factor, length in known]
     pilots = [one for run, one in findings.grids.get("a", {}).items() if run.seed == PILOT_SEED]
     if not pilots or not learned_task(pilots[0]):
         return []
@@ -257,6 +259,11 @@ def unsaturated_cells(findings: Findings) -> list[tuple[float, int]]:
         for length, found in zip(pilots[0].lengths, row, strict=True)
         if length > pilots[0].taught_length and least <= found <= most
     ]
+
+
+def is_counted(findings: Findings, run: Replica) -> bool:
+    """Tell whether a run is compared: the pilot, where there is one, is not."""
+    return bool(findings.study.get("cells")) or run.seed != PILOT_SEED
 
 
 def learned_task(grid: RetrievalGrid) -> bool:
@@ -283,7 +290,7 @@ def _claim_6_unsaturated(findings: Findings) -> list[Result]:
         counted[name] = {
             run: grid
             for run, grid in grids.items()
-            if run.seed != PILOT_SEED and run in trained and learned_task(trained[run])
+            if is_counted(findings, run) and run in trained and learned_task(trained[run])
         }
     where = "where softmax retrieves neither all nor nothing"
 
@@ -340,7 +347,7 @@ def _missed_gate(findings: Findings) -> list[Result]:
     """Tell which configurations have seeds that did not learn the task, and count for nothing."""
     missed: list[Result] = []
     for name, grids in findings.grids.items():
-        runs = [run for run in grids if run.seed != PILOT_SEED]
+        runs = [run for run in grids if is_counted(findings, run)]
         failed = [run for run in runs if not learned_task(grids[run])]
         if failed and not CONFIGURATIONS[name].base:
             text = f"{called(name)} did not learn the task where it was taught, and is left out"

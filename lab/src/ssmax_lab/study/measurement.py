@@ -234,11 +234,15 @@ class Measurement:
         digits: int,
         batch: int,
         seed: int,
+        begun: bool = False,
         on_progress: OnProgress = silent,
     ) -> list[NeedleTrial]:
         """Measure figure 6's numbers; a grid that was stopped resumes."""
         # Other lengths go into the same grid, other depths would change what is a mean.
-        provenance = self.provenance(seed=seed, digits=digits, trials=trials, depths=list(depths))
+        options: dict[str, Any] = {"begun": True} if begun else {}
+        provenance = self.provenance(
+            seed=seed, digits=digits, trials=trials, depths=list(depths), **options
+        )
         with self.precision():
             return measure_retrieval(
                 self.model,
@@ -253,6 +257,7 @@ class Measurement:
                 provenance=provenance,
                 batch=batch,
                 digits=digits,
+                begun=begun,
                 on_progress=on_progress,
             )
 

@@ -134,7 +134,7 @@ def plan(
     for number in range(max(count.values(), default=0)):
         for name in chosen:
             # Of the pilot seed only (a) is looked at: where it is between all and nothing.
-            is_idle = study.teaches_needles and first_seed + number == PILOT_SEED and name != "a"
+            is_idle = study.has_pilot and first_seed + number == PILOT_SEED and name != "a"
             if number < count[name] and not is_idle:
                 for kind in sorted(kinds):
                     if _applies(kind, name, figures):

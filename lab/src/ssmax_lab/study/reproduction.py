@@ -222,6 +222,7 @@ def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
     study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
     for name in ("needle_lengths", "base_factors"):
         study[name] = tuple(study[name])
+    study["cells"] = tuple(map(tuple, study["cells"]))
     jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
     return Study(**study), {job.name: job for job in jobs}
 

@@ -524,7 +524,10 @@ def accumulate_gradients(
     for index, batch in enumerate(batches):
         with no_sync(loss, until_last=index < len(batches) - 1):
             with _precision(precision, ranks):
-                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens) * batch.weight
+                # Only the paper's model is taught where it reads text.
+                places = {} if batch.places_BT is None else {"places_BT": batch.places_BT}
+                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens, **places)
+                part = part * batch.weight
             # Ranks average their gradients; the loss is a mean over the tokens of all of them.
             (part * (ranks.size / total)).backward()
         summed += part.detach()

@@ -45,10 +45,12 @@ class WithNeedles:
 
     def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many windows from the first on, and their documents."""
-        inputs, targets = self._needles.batch(first * self._per_row, count * self._per_row)
+        found = self._needles.batch(first * self._per_row, count * self._per_row)
+        inputs_BT, targets_BT, places_BT = (torch.from_numpy(part.copy()) for part in found)
         needles = Batch(
-            inputs_BT=torch.from_numpy(inputs.copy()),
-            targets_BT=torch.from_numpy(targets.copy()),
+            inputs_BT=inputs_BT,
+            targets_BT=targets_BT,
+            places_BT=places_BT,
             # All numbers of a step together weigh as much as its text.
             weight=self.stream.length / (self._per_row * self._needles.answer_length),
         )
@@ -64,6 +66,7 @@ def with_needles(text: Windows, config: DataConfig, tokenizer: Tokenizer) -> Wit
         seed=config.seed,
         encode=tokenizer.encode,
         breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
+        end_of_document=tokenizer.vocabulary.end_of_document,
     )
     return WithNeedles(text, needles, per_row=config.needles_per_row)
 

@@ -25,14 +25,13 @@ from ssmax_lab.train.run import MODEL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Rows of inputs and targets; with cu_seqlens one row of packed examples.
-
-    Fewer targets than inputs are those of the last inputs.
-    """
+    """Rows of inputs and targets; with cu_seqlens one row of packed examples."""
 
     inputs_BT: Tensor
     targets_BT: Tensor
     cu_seqlens: Tensor | None = None
+    places_BT: Tensor | None = None
+    """Of the inputs that predict the targets; None: every input has one."""
     weight: float = 1.0
     """Of every target in the mean loss of a step."""
 
@@ -56,6 +55,7 @@ class Batch:
             inputs_BT=function(self.inputs_BT),
             targets_BT=function(self.targets_BT),
             cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
+            places_BT=None if self.places_BT is None else function(self.places_BT),
             weight=self.weight,
         )
 
@@ -118,12 +118,17 @@ class Loss(nn.Module):
         self.shard = shard
 
     def forward(
-        self, inputs_BT: Tensor, targets_BT: Tensor, cu_seqlens: Tensor | None = None
+        self,
+        inputs_BT: Tensor,
+        targets_BT: Tensor,
+        cu_seqlens: Tensor | None = None,
+        places_BT: Tensor | None = None,
     ) -> Tensor:
         """Sum over all targets that count; cu_seqlens bounds what attends to each other."""
         if cu_seqlens is None:
             hidden_BTC = self.model.hidden(inputs_BT, shard=self.shard)
-            hidden_BTC = hidden_BTC[:, -targets_BT.shape[1] :]
+            if places_BT is not None:
+                hidden_BTC = hidden_BTC.take_along_dim(places_BT.unsqueeze(-1), dim=1)
         else:
             # Every batch packs another number of documents, none longer than a training row. The
             # mark stays on the tensor only where nothing has to be cast.

@@ -10,6 +10,7 @@ from ssmax.cli.bench import bench
 from ssmax.cli.convert import convert
 from ssmax.cli.doctor import doctor
 from ssmax.cli.export import export
+from ssmax.cli.extend import extend
 from ssmax.cli.options import show_version
 from ssmax.cli.serve import serve
 
@@ -18,9 +19,9 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Scalable-Softmax (SSMax): convert, export, serve and audit models, and measure its cost.",
+    help="Scalable-Softmax (SSMax): convert, extend, export, serve and audit models.",
 )
-for _verb in (convert, export, serve, audit, bench, doctor):
+for _verb in (convert, extend, export, serve, audit, bench, doctor):
     app.command()(_verb)
 
 Version = Annotated[

@@ -1,4 +1,4 @@
-"""Scalable-Softmax in any Hugging Face model: convert, verify, train, save, load.
+"""Scalable-Softmax in any Hugging Face model: convert, extend, verify, train, save, load.
 
 Names are loaded on first use, and Transformers with them.
 """
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ssmax.hf.adapter import load as load
     from ssmax.hf.adapter import save as save
     from ssmax.hf.conversion import convert as convert
-    from ssmax.hf.conversion import revert as revert
+    from ssmax.hf.extension import extend as extend
+    from ssmax.hf.extension import revert as revert
     from ssmax.hf.foreign import adopt as adopt
     from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
     from ssmax.hf.remote_code import save_remote_code as save_remote_code
@@ -25,10 +26,11 @@ _HOME_OF = {
     "anneal": "training",
     "convert": "conversion",
     "freeze_all_but_ssmax": "training",
+    "extend": "extension",
     "from_pretrained": "full_checkpoint",
     "load": "adapter",
     "param_groups": "training",
-    "revert": "conversion",
+    "revert": "extension",
     "save": "adapter",
     "save_remote_code": "remote_code",
     "verify": "verification",

@@ -1,4 +1,7 @@
-"""s and b as a file of a few kilobytes, for any base: quantised, sharded, or from the Hub."""
+"""s and b as a file of a few kilobytes, for any base: quantised, sharded, or from the Hub.
+
+Of a model that was extended, the rotation as well.
+"""
 
 import dataclasses
 import json
@@ -25,12 +28,15 @@ from ssmax.hf.conversion import (
     must_be_converted,
     unwrapped,
 )
+from ssmax.hf.extension import Extension
 from ssmax.hf.hook import ATTRIBUTE
 from ssmax.hf.sources import CONFIG, WEIGHTS, whole_files
 from ssmax.hf.written_config import KEY
 
 _FAMILY, _DEPTH, _WIDTH = "model_type", "attention_layers", "hidden_size"
 """What an adapter knows of its model; the last two may be unknown."""
+_EXTENSION = "extension"
+"""How the model was extended; None where it was not."""
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -48,7 +54,9 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     folder = Path(folder)
     make_folder(folder)
+    extension = Extension.of(model)
     values = dataclasses.asdict(record) | _about(model, record)
+    values[_EXTENSION] = None if extension is None else dataclasses.asdict(extension)
     # Every rank of a sharded model is here and writes the same: none into another's file.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
         save_file(ssmax_tensors(model), Path(own) / WEIGHTS)
@@ -70,11 +78,19 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
         values, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
     about: dict[str, Any] = {}
     if isinstance(values, dict):
-        about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH)}
+        about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH, _EXTENSION)}
     record = Conversion.from_dict(values, where=str(folder / CONFIG))
     check_unconverted(model)
     _check_same_model(folder, about, f"this {type(model).__name__}", _about(model, record))
-    return attach_filled(model, record, tensors, what=str(folder))
+    extension = Extension.from_dict(about.get(_EXTENSION), where=str(folder / CONFIG))
+    if extension is not None and Extension.of(model) is not None:
+        raise UsageError(
+            f"this model was extended already, and {folder} extends it; give the model as it was"
+        )
+    attach_filled(model, record, tensors, what=str(folder))
+    if extension is not None:
+        extension.put(model)
+    return model
 
 
 def check_model_and_folder(name: str, model: object, folder: object) -> None:

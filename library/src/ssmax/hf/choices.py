@@ -1,5 +1,6 @@
 """The options of a conversion, checked without torch."""
 
+import math
 from typing import Literal, get_args
 
 from ssmax.errors import UsageError
@@ -8,6 +9,9 @@ from ssmax.ops.length import check_length
 
 Init = Literal["identity", "paper", "anneal"]
 INITS: tuple[str, ...] = get_args(Init)
+Positions = Literal["auto", "base", "yarn", "none"]
+POSITIONS: tuple[str, ...] = get_args(Positions)
+SHARPENS = ("auto", "clamp", "yarn", "none")
 LAYERS, ATTENTIONS = ("full", "all"), ("self", "all")
 
 
@@ -44,6 +48,23 @@ def check_choice(rule: str, init: str, train_length: int | None, bias: bool | No
     if starts_at_one and not has_bias:
         raise UsageError(f"init={init!r} needs the bias: s = 0 without one would see nothing")
     return with_bias if has_bias else rule
+
+
+def check_extension(
+    to: int, positions: str, sharpen: str | float, train_length: int | None
+) -> None:
+    """Raise on lengths and names that extend no model."""
+    check_length(to, "to")
+    if train_length is not None:
+        check_length(train_length, "train_length")
+    if positions not in POSITIONS:
+        raise UsageError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+    is_number = isinstance(sharpen, int | float) and not isinstance(sharpen, bool)
+    is_scale = is_number and 0 < float(sharpen) < math.inf
+    if not is_scale and sharpen not in SHARPENS:
+        raise UsageError(
+            f"sharpen must be one of {', '.join(SHARPENS)} or a positive number, got {sharpen!r}"
+        )
 
 
 def check_layers(layers: str, attention: str) -> None:

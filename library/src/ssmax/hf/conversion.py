@@ -141,7 +141,7 @@ def convert(
 
 def attach(model: nn.Module, record: Conversion, *, from_where: str = "the adapter") -> None:
     """Give exactly the layers of a record an ssmax, with the first values that it names."""
-    _check_model(model)
+    check_model(model)
     known = dict(attention_modules(model, layers="all", attention="all"))
     missing = [name for name in record.layers if name not in known]
     if missing:
@@ -174,14 +174,6 @@ def scale_for(record: Conversion, num_heads: int) -> HookedScale:
     scale = HookedScale(num_heads, record.rule, length, floor_length=floor)
     scale.train_length = record.train_length
     return scale
-
-
-def revert(model: nn.Module) -> nn.Module:
-    """Undo a conversion, in place: softmax again, and nothing else changed."""
-    if Conversion.of(model) is None:
-        raise UsageError(f"this {type(model).__name__} was not converted; there is nothing to undo")
-    Conversion.take_away(unwrapped(model))
-    return model
 
 
 def converted_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -228,7 +220,8 @@ def _start(scale: SSMaxScale, init: str) -> None:
             scale.bias.fill_(1.0)
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Raise on what is no model of Transformers, or was wrapped too early."""
     _check_transformers()
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
@@ -256,7 +249,7 @@ def _check_model(model: nn.Module) -> None:
 
 def check_unconverted(model: Any) -> None:
     """Raise on what is no model, and on one that has an s already: it would be lost."""
-    _check_model(model)
+    check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
         raise UsageError(
             "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"

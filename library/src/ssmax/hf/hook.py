@@ -17,9 +17,10 @@ from ssmax.errors import UsageError
 from ssmax.hf.masks import Count, count_keys, count_mask, count_split, is_split, kind_of
 from ssmax.hf.written_config import install_writer
 from ssmax.nn import RULES, SSMaxScale
-from ssmax.ops.rope_scale.api import scale_query
-from ssmax.ops.scale import Number, unchecked_ssmax_factor
-from ssmax.ops.visible import is_tracing
+from ssmax.ops.scale import Number
+from ssmax.ops.scale_query.api import scale_by_ssmax
+from ssmax.ops.scale_query.reference import scale_by_ssmax_reference, scale_query
+from ssmax.ops.visible import Ramp, is_tracing
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 23)
@@ -58,7 +59,7 @@ def _install_attention() -> None:
     AttentionInterface.get_interface = get_interface
     # In a graph each is one call, which is looked into when the graph is made. Not said where they
     # are defined: it needs torch's compiler, which Transformers has imported, others may not have.
-    for function in (count_mask, _scaled_in_graph):
+    for function in (count_mask, scale_by_ssmax_reference):
         torch.compiler.allow_in_graph(function)
 
 
@@ -85,14 +86,14 @@ def _attend(
     """Call what Transformers would have called, the query scaled where the module has an ssmax."""
     scale = scale_of(module)
     if scale is not None:
-        # A number needs no launch; in a graph it would be that of the length it was made with.
+        # Two numbers need no launch; in a graph they would be those of the length it was made with.
         in_graph = torch.compiler.is_compiling() or is_tracing()
         kind = kind_of(implementation)
         if is_split(function, kind):
             num_keys = count_split(kind, query, options)
         else:
             num_keys = count_keys(
-                kind, module, query, key, attention_mask, options, as_number=not in_graph
+                kind, module, query, key, attention_mask, options, as_ramp=not in_graph
             )
         for watch in _watchers:
 
@@ -116,33 +117,42 @@ def scale_of(module: nn.Module) -> Any:
 
 
 def _as_tensor(num_keys: Count, query: Tensor) -> Tensor:
-    """Turn a number into n of every query, (Q,)."""
-    if isinstance(num_keys, Tensor):
-        return num_keys
-    return torch.full((query.shape[2],), num_keys, device=query.device)
+    """Turn numbers into n of every query, (Q,)."""
+    return (
+        num_keys if isinstance(num_keys, Tensor) else num_keys.counts(query.shape[2], query.device)
+    )
 
 
 def _scaled(module: nn.Module, scale: Any, query: Tensor, num_keys: Count) -> Tensor:
-    if torch.compiler.is_compiling() and isinstance(num_keys, Tensor) and num_keys.dim() < 3:
-        learned = _plain_learned(scale, query)
-        if learned is not None:
-            return _scaled_in_graph(query, num_keys, *learned)
-    if isinstance(num_keys, int) and not RULES[scale.rule].learned:
-        # The same for every head, and on no device: a number.
-        return query * scale(num_keys)[0].item()
     if not isinstance(num_keys, Tensor) or num_keys.dim() < 3:
-        factor = scale(num_keys)
-        # Tensor parallelism leaves a rank some of the heads, and of what they learned; a rule that
-        # learns nothing is the same for all.
+        in_graph = torch.compiler.is_compiling()
+        learned = _plain_learned(scale, query) if in_graph or query.is_cuda else None
+        if learned is not None:
+            scaled = scale_by_ssmax_reference if in_graph else scale_by_ssmax
+            return scaled(query, *learned, num_keys)
+    if isinstance(num_keys, Ramp) and num_keys.first == num_keys.most:
         if not RULES[scale.rule].learned:
-            factor = factor[..., : query.shape[1], :]
-        if factor.shape[-2] != query.shape[1]:
-            raise UsageError(
-                f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
-                f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
-                "layer whose heads are not those of its config has to give them as num_heads"
-            )
-        return scale_query(query, factor)
+            # The same for every head, and on no device: a number.
+            return query * scale(num_keys.most)[0].item()
+        factor = scale(num_keys.most)
+    elif not isinstance(num_keys, Tensor) or num_keys.dim() < 3:
+        factor = scale(_as_tensor(num_keys, query))
+    else:
+        return _scaled_by_head(scale, query, num_keys)
+    # Tensor parallelism leaves a rank some of the heads, and of what they learned; a rule that
+    # learns nothing is the same for all.
+    if not RULES[scale.rule].learned:
+        factor = factor[..., : query.shape[1], :]
+    if factor.shape[-2] != query.shape[1]:
+        raise UsageError(
+            f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')} has "
+            f"{query.shape[1]} query heads here, its ssmax was made for {factor.shape[-2]}; a "
+            "layer whose heads are not those of its config has to give them as num_heads"
+        )
+    return scale_query(query, factor)
+
+
+def _scaled_by_head(scale: Any, query: Tensor, num_keys: Tensor) -> Tensor:
     # Heads that see different keys: of every head's factor its own.
     batch, heads, queries = num_keys.shape
     factor = scale(num_keys.flatten(0, 1)).view(batch, heads, heads, queries)
@@ -166,10 +176,6 @@ def _plain_learned(scale: Any, query: Tensor) -> tuple[Number, Number | None] | 
         if value.shape[0] != query.shape[1]:
             return None
     return None if scale._forward_hooks or scale._forward_pre_hooks else rule.affine(scale)
-
-
-def _scaled_in_graph(query: Tensor, num_keys: Tensor, s: Number, bias: Number | None) -> Tensor:
-    return scale_query(query, unchecked_ssmax_factor(num_keys, s, bias))
 
 
 @contextmanager

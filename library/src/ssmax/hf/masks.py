@@ -15,17 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
-from ssmax.ops.visible import MaskSpec, is_tracing, is_visible
+from ssmax.ops.visible import MaskSpec, Ramp, is_tracing, is_visible
 from ssmax.ops.window import UNBOUNDED
 
 Kind = Literal["eager", "sdpa", "flash", "flex", "engine"]
-Count = int | Tensor
-"""n of every query: one number for all, or (Q,), (B, Q) or (B, H, Q)."""
+Count = Ramp | Tensor
+"""n of every query: two numbers, or (Q,), (B, Q) or (B, H, Q)."""
 
 # Implementations that compute on an engine's own cache: the model sees neither keys nor mask.
 _ENGINES = ("vllm", "tgi", "sglang")
 # The keys that such a cache, or a paged one, may hold: more than any query stands at.
 _ANY_KEYS = 1 << 40
+_SDPA = torch.nn.functional.scaled_dot_product_attention
 # Where a mask remembers its counts.
 _COUNTED = "_ssmax_num_keys"
 
@@ -55,10 +56,9 @@ def is_split(function: Any, kind: Kind) -> bool:
     """
     if getattr(function, "__module__", "").startswith("deepspeed."):
         return True
-    return (
-        kind == "sdpa"
-        and "context_parallel" in torch.nn.functional.scaled_dot_product_attention.__module__
-    )
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    # A graph can be made of the comparison, not of the question for a builtin's module.
+    return kind == "sdpa" and sdpa is not _SDPA and "context_parallel" in sdpa.__module__
 
 
 def count_split(kind: Kind, query_BHQD: Tensor, options: Mapping[str, Any]) -> Tensor:
@@ -96,11 +96,11 @@ def count_keys(
     mask: Any,
     options: Mapping[str, Any],
     *,
-    as_number: bool = False,
+    as_ramp: bool = False,
 ) -> Count:
     """Count the keys that each query sees, at least 1: (Q,), (B, Q) or (B, H, Q).
 
-    `as_number` allows one number where it is the same for all and no tensor has to be read.
+    `as_ramp` allows two numbers where position alone decides.
     """
     queries, keys = query_BHQD.shape[2], key_BGKD.shape[2]
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and kind in ("eager", "flex"):
@@ -127,7 +127,7 @@ def count_keys(
         spec = _flash_spec(module, query_BHQD, keys, mask, options)
     else:
         spec = _unmasked_spec(kind, module, query_BHQD, keys, options)
-    return spec.num_keys if as_number and spec.sees_all else spec.num_visible()
+    return (spec.ramp() if as_ramp else None) or spec.num_visible()
 
 
 # In a graph this is one call (ssmax.hf.hook says so), and there remembers too.

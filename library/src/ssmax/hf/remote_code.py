@@ -26,13 +26,13 @@ AutoModelForCausalLM.from_pretrained(..., trust_remote_code=True).
 # In the order of their imports.
 _MODULES = (
     "ssmax.errors", "ssmax._extras", "ssmax.ops.length", "ssmax.ops.dtypes", "ssmax.ops.window",
-    "ssmax.ops.visible", "ssmax.ops.scale", "ssmax.ops.rope_scale.reference", "ssmax.nn.rules",
+    "ssmax.ops.visible", "ssmax.ops.scale", "ssmax.ops.scale_query.reference", "ssmax.nn.rules",
     "ssmax.nn.scale", "ssmax.hf.written_config", "ssmax.hf.masks", "ssmax.hf.hook",
     "ssmax.hf.conversion", "ssmax.hf.full_checkpoint", "ssmax.hf.remote_code",
 )  # fmt: skip
 _INSTEAD = {
-    # A kernel of the same name beside the package's would clash; the reference runs anywhere.
-    "scale_query": "scale_query_reference",
+    # The reference runs anywhere, without a kernel.
+    "scale_by_ssmax": "scale_by_ssmax_reference",
     # The file's own configs write their type themselves.
     "install": "install_attention",
 }

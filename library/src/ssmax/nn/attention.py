@@ -2,6 +2,7 @@
 
 # B batch, T new tokens, S keys, C hidden size, H query heads, G key heads, D head_dim
 
+import functools
 from collections.abc import Sequence
 from typing import get_args
 
@@ -18,7 +19,10 @@ from ssmax.nn.scale import ProbeTable, SSMaxScale
 from ssmax.ops import visible
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
-from ssmax.ops.rope_scale.api import rope_scale, rope_ssmax
+from ssmax.ops.implementation import choose_impl
+from ssmax.ops.rope import rope_tables
+from ssmax.ops.rope_scale.api import rope_scale, rope_scale_by_kernel, rope_ssmax
+from ssmax.ops.scale_query.api import is_eager
 from ssmax.ops.visible import MaskSpec
 from ssmax.ops.window import Window, window_pair
 
@@ -142,7 +146,14 @@ class SelfAttention(nn.Module):
             return self._split(x_BTC, shard, num_keys, rotary)
         num_new = x_BTC.shape[1]
         past = 0 if cache is None else cache.length
-        if mask_spec is not None:
+        given = (key_padding_mask, positions, cu_seqlens, mask_spec, num_keys, rotary)
+        log_n = None
+        if all(one is None for one in given) and self._may_remember(x_BTC):
+            mask_spec, num_keys, log_n, rotary = _by_position(
+                past, num_new, self.is_causal, self.window, self.rotary.width, self.rotary.theta,
+                x_BTC.device,
+            )  # fmt: skip
+        elif mask_spec is not None:
             _check_mask_spec(mask_spec, num_new, past + num_new, key_padding_mask, cu_seqlens)
         else:
             mask_spec = visible.mask_spec(
@@ -158,11 +169,13 @@ class SelfAttention(nn.Module):
             )
         if num_keys is None:
             num_keys = mask_spec.num_visible()
-        if positions is None:
-            positions = torch.arange(past, past + num_new, device=x_BTC.device)
-        cos, sin = self.rotary(positions) if rotary is None else rotary
+        if rotary is None:
+            if positions is None:
+                positions = torch.arange(past, past + num_new, device=x_BTC.device)
+            rotary = self.rotary(positions)
+        cos, sin = rotary
 
-        q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin)
+        q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin, log_n)
         v_BGTD = self._heads(self.v_proj(x_BTC))
         if cache is not None:
             k_BGTD, v_BGTD = cache.write(layer, k_BGTD, v_BGTD)
@@ -222,13 +235,24 @@ class SelfAttention(nn.Module):
         return *self._turned(q_BHTD, k_BGTD, num_keys, cos, sin), v_BGTD
 
     def _query_and_key(
-        self, x_BTC: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
+        self,
+        x_BTC: Tensor,
+        num_keys: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        log_n: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         q_BHTD, k_BGTD = self._heads(self.q_proj(x_BTC)), self._heads(self.k_proj(x_BTC))
-        return self._turned(q_BHTD, k_BGTD, num_keys, cos, sin)
+        return self._turned(q_BHTD, k_BGTD, num_keys, cos, sin, log_n)
 
     def _turned(
-        self, q_BHTD: Tensor, k_BGTD: Tensor, num_keys: Tensor, cos: Tensor, sin: Tensor
+        self,
+        q_BHTD: Tensor,
+        k_BGTD: Tensor,
+        num_keys: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        log_n: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Norm and rotate both, and scale the query."""
         q_BHTD, k_BGTD = self.q_norm(q_BHTD), self.k_norm(k_BGTD)
@@ -236,12 +260,27 @@ class SelfAttention(nn.Module):
         rule = RULES[self.ssmax.rule]
         if rule.affine is not None and rule.learned:
             s, b = rule.affine(self.ssmax.of_this_rank())
+            by_kernel = choose_impl("auto", q_BHTD.device) == "triton" and q_BHTD.shape[2] > 1
+            if log_n is not None and isinstance(s, Tensor) and by_kernel:
+                factor = s.unsqueeze(-1) * log_n
+                if b is not None:
+                    factor = factor + b.unsqueeze(-1)
+                return rope_scale_by_kernel(q_BHTD, k_BGTD, cos, sin, factor.unsqueeze(0))
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)
         factor = self.ssmax(num_keys)
         if not rule.learned and factor.shape[-2] != q_BHTD.shape[1]:
             # Tensor parallelism has split the heads, and the rule is the same for all of them.
             factor = factor[..., :1, :]
         return rope_scale(q_BHTD, k_BGTD, cos, sin, factor)
+
+    def _may_remember(self, x_BTC: Tensor) -> bool:
+        """True in eager code with positions of its own; what a CUDA graph makes must stay in it."""
+        return (
+            type(self.rotary) is RotaryEmbedding
+            and not isinstance(self.window, list)
+            and is_eager(x_BTC)
+            and not (x_BTC.is_cuda and torch.cuda.is_current_stream_capturing())
+        )
 
     def extra_repr(self) -> str:
         """Describe it in the module's print-out."""
@@ -253,6 +292,26 @@ class SelfAttention(nn.Module):
 
     def _heads(self, x_BTC: Tensor) -> Tensor:
         return x_BTC.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+@functools.lru_cache(maxsize=16)
+def _by_position(
+    past: int,
+    num_new: int,
+    is_causal: bool,
+    window: Window,
+    rotary_dim: int,
+    theta: float,
+    device: torch.device,
+) -> tuple[MaskSpec, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Make all that layers of one kind share: mask spec, n, log n, cos and sin."""
+    with torch.inference_mode(False), torch.no_grad():
+        spec = visible.mask_spec(
+            num_new, past + num_new, is_causal=is_causal, window=window, device=device
+        )
+        n = spec.num_visible()
+        positions = torch.arange(past, past + num_new, device=device)
+        return spec, n, n.float().log(), rope_tables(positions, rotary_dim, theta)
 
 
 def _check_mask_spec(

@@ -8,21 +8,24 @@ the softmax model, and lets every softmax kernel serve unchanged.
 
 import math
 from numbers import Real
+from types import NoneType
 
 import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
+from ssmax.ops import plans
 from ssmax.ops.backends import Backend, attend
 from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype, check_tensor
-from ssmax.ops.rope_scale.api import scale_query
 from ssmax.ops.scale import (
     Number,
     check_finite,
     check_num_keys,
     unchecked_ssmax_factor,
 )
+from ssmax.ops.scale_query.api import can_scale_by_kernel, is_eager, scale_by_kernel
+from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import MaskSpec, can_read_without_sync, mask_spec
 from ssmax.ops.window import Window
 
@@ -62,16 +65,39 @@ def ssmax_attention(
     only; on a GPU that would wait for the device. q and k arrive rotated but not scaled: after
     `apply_rope`, not after `rope_scale`.
     """
+    key = None
+    is_plain = (
+        attn_mask is key_padding_mask is positions is cu_seqlens is num_keys is None
+        and type(window) in (int, NoneType)
+    )
+    if is_plain and is_eager(q):
+        options = (is_causal, window, scale, enable_gqa, dropout_p, backend)
+        key = plans.key_of(q, k, v, s, bias, options)
+        plan = plans.find(key)
+        if plan is not None:
+            return plan(q, k, v, s, bias)
     _check_heads(q, k, v, enable_gqa)
     _check_scale(scale)
     if not 0.0 <= dropout_p < 1.0:
         raise UsageError(f"dropout_p must be at least 0 and below 1, got {dropout_p}")
+    given = s, bias
+    s = _check_per_head("s", s, q)
+    bias = None if bias is None else _check_per_head("bias", bias, q)
     spec = _mask_spec(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
-    factor_BHT = _factor(q, s, bias, num_keys, spec)
-    factor_BHT, scale = _positive_scale(factor_BHT, scale)
+    n = spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
+    multiplier, scale = _positive_scale(scale)
+    by_kernel = can_scale_by_kernel(q, s, bias, n)
+    factor_BHT = None if by_kernel else _factor(q, s, bias, n)
     if (autocast_dtype(q.device, q.dtype) or q.dtype) == torch.float16:
-        factor_BHT, scale = _within_float16(factor_BHT, scale, q.shape[-1])
-    q = scale_query(q, factor_BHT)
+        exponent = _float16_exponent(factor_BHT)
+        multiplier *= 2.0**-exponent
+        scale = (1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale) * 2.0**exponent
+    if key is not None and backend == "auto":
+        plans.keep(key, q, k, v, *given, spec, multiplier, scale, dropout_p)
+    if factor_BHT is None:
+        q = scale_by_kernel(q, s, bias, n, multiplier)
+    else:
+        q = scale_query(q, factor_BHT if multiplier == 1 else factor_BHT * multiplier)
     return attend(q, k, v, spec, scale=scale, dropout_p=dropout_p, backend=backend)
 
 
@@ -101,7 +127,10 @@ def attention_rows(
     _check_scale(scale)
     rows = _check_rows(rows, q)
     spec = _mask_spec(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
-    factor_BHT = _factor(q, s, bias, num_keys, spec).expand(q.shape[:3])[:, :, rows]
+    s = _check_per_head("s", s, q)
+    bias = None if bias is None else _check_per_head("bias", bias, q)
+    n = spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
+    factor_BHT = _factor(q, s, bias, n).expand(q.shape[:3])[:, :, rows]
     # In float32 or wider throughout: a probe has no kernel to match.
     q = q[:, :, rows].to(at_least_float32(q.dtype)) * factor_BHT.unsqueeze(-1)
     return attention_weights(q, k, spec.at(rows), scale=scale)
@@ -132,14 +161,9 @@ def _mask_spec(
     )
 
 
-def _factor(
-    q: Tensor, s: Number, bias: Number | None, num_keys: int | Tensor | None, spec: MaskSpec
-) -> Tensor:
+def _factor(q: Tensor, s: Tensor, bias: Tensor | None, n: Tensor) -> Tensor:
     """Compute s log n + b, broadcastable to (B, H, T), in float32 or wider."""
     num_heads = q.shape[1]
-    s = _check_per_head("s", s, q)
-    bias = None if bias is None else _check_per_head("bias", bias, q)
-    n = spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
     if n.dim() < 3:
         n = n.unsqueeze(-2)
     return unchecked_ssmax_factor(
@@ -149,32 +173,26 @@ def _factor(
     )
 
 
-def _positive_scale(factor_BHT: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Move the sign of `scale`, or a scale of 0, into the factor.
+def _positive_scale(scale: float | None) -> tuple[float, float | None]:
+    """Move the sign of `scale`, or a scale of 0, into a number that multiplies the factor.
 
     Fused kernels hide a key by a logit of -inf before they multiply by `scale`.
     """
     if scale is None or scale > 0:
-        return factor_BHT, scale
-    return (-factor_BHT, -scale) if scale < 0 else (0.0 * factor_BHT, 1.0)
+        return 1.0, scale
+    return (-1.0, -scale) if scale < 0 else (0.0, 1.0)
 
 
-def _within_float16(
-    factor_BHT: Tensor, scale: float | None, head_dim: int
-) -> tuple[Tensor, float | None]:
-    """Move a power of two from the factor to `scale`, so that the scaled query does not overflow.
+def _float16_exponent(factor_BHT: Tensor | None) -> int:
+    """Choose the power of two that moves from the factor to `scale`, lest the query overflow.
 
     Kernels multiply by `scale` in float32, and powers of two are exact. On the CPU the factor is
     read and brought to at most 1; elsewhere reading it would wait for the device.
     """
-    exponent = UNREAD_EXPONENT
-    if can_read_without_sync(factor_BHT):
-        largest = factor_BHT.detach().abs().amax().item() if factor_BHT.numel() else 0.0
-        exponent = math.frexp(largest)[1] if largest > 1 else 0
-    if exponent == 0:
-        return factor_BHT, scale
-    scale = 1 / math.sqrt(max(head_dim, 1)) if scale is None else scale
-    return factor_BHT * 2.0**-exponent, scale * 2.0**exponent
+    if factor_BHT is None or not can_read_without_sync(factor_BHT):
+        return UNREAD_EXPONENT
+    largest = factor_BHT.detach().abs().amax().item() if factor_BHT.numel() else 0.0
+    return math.frexp(largest)[1] if largest > 1 else 0
 
 
 def _check_scale(scale: float | None) -> None:

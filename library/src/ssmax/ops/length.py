@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 
 from ssmax.errors import UsageError
@@ -56,3 +57,19 @@ def rope_limit(train_length: int, base: float, head_dim: int, *, base_factor: fl
         if train_length * base ** (-i / head_dim) < math.tau:
             return train_length * base_factor ** (i / head_dim)
     return math.inf
+
+
+def frequency_limit(train_length: int, trained: Sequence[float], used: Sequence[float]) -> float:
+    """Compute the RoPE limit of any frequencies: those of training, and those of now.
+
+    Both are radians a token, one a pair. `rope_limit` is the same for a raised base alone.
+    """
+    check_length(train_length, "train_length")
+    return min(
+        (
+            train_length * before / now
+            for before, now in zip(trained, used, strict=True)
+            if train_length * before < math.tau
+        ),
+        default=math.inf,
+    )

@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,18 @@ ROTARY_HINT = "give other rotary positions to rope_tables, or to SelfAttention a
 
 Span = tuple[int, int]
 """First and one past the last; not a slice, which torch.compile cannot carry about."""
+
+
+class Ramp(NamedTuple):
+    """n without a tensor: query t sees min(first + t, most) keys."""
+
+    first: int
+    most: int
+
+    def counts(self, num_queries: int, device: torch.device | str | None = None) -> Tensor:
+        """Write n out, (T,)."""
+        steps = torch.arange(self.first, self.first + num_queries, device=device)
+        return steps.clamp_max(self.most)
 
 
 # Not frozen: that takes 2 us instead of 0.3, and every layer of a decoding step builds one.
@@ -104,6 +117,20 @@ class MaskSpec:
     def num_visible(self) -> Tensor:
         """Count the keys that each query sees, at least 1: n."""
         return self.count().clamp_min(1) if self.may_hide_all or not self.num_keys else self.count()
+
+    def ramp(self) -> Ramp | None:
+        """Describe n by two numbers where position and window alone decide it; None elsewhere."""
+        if not self.num_queries or not self.num_keys:
+            return None
+        if self.sees_all:
+            return Ramp(self.num_keys, self.num_keys)
+        bounds = (self.cu_seqlens, self.positions, self.stands_at)
+        first = self.num_keys - self.num_queries + 1
+        by_position = self.is_interval and self.is_causal and all(x is None for x in bounds)
+        if not by_position or first < 1:
+            return None
+        left = self.window[0]
+        return Ramp(first, self.num_keys if left == UNBOUNDED else min(left + 1, self.num_keys))
 
     def count(self) -> Tensor:
         """Count without the floor of 1: (T,), (B, T), or (B | 1, H | 1, T) under a mask."""

@@ -32,6 +32,8 @@ def attend(
     backend: Backend = "auto",
 ) -> Tensor:
     """Compute softmax(q k^T scale) v over what each query sees; a fully masked row gives zeros."""
+    if backend == "auto" and sdpa.takes_as_it_is(q_BHTD, k_BGSD, mask_spec):
+        return sdpa.attend_as_it_is(q_BHTD, k_BGSD, v_BGSD, mask_spec, scale, dropout_p)
     if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
         q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
     if q_BHTD.shape[-1] == 0:

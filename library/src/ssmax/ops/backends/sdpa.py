@@ -2,9 +2,10 @@
 
 # B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
+import functools
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ssmax.errors import UsageError
+from ssmax.ops.backends import padded
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.visible import (
     ROWS_PER_BLOCK,
@@ -33,6 +35,10 @@ FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", 
 # For every new number of keys cuDNN makes a plan, which takes 40 ms and more (LOG.md), and a
 # decoder has a new one for every token.
 WITHOUT_PLANS_FIRST = [SDPA_KERNELS[name] for name in ("flash", "efficient", "cudnn", "math")]
+_FASTEST_FIRST, _WITHOUT_PLANS_FIRST = (
+    [*map(int, order), int(SDPBackend.OVERRIDEABLE)]
+    for order in (FASTEST_FIRST, WITHOUT_PLANS_FIRST)
+)
 
 # On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.
 CUDA_MASK_ELEMENTS = 1 << 28
@@ -40,11 +46,44 @@ CUDA_MASK_ELEMENTS = 1 << 28
 MOST_PADDING = 2.5
 
 
+def takes_as_it_is(q_BHTD: Tensor, k_BGSD: Tensor, mask_spec: MaskSpec) -> bool:
+    """True for eager calls on a GPU that need no mask: nothing has to be asked or split."""
+    return (
+        q_BHTD.is_cuda
+        and not torch.compiler.is_compiling()
+        and (mask_spec.is_plain_causal or mask_spec.sees_all)
+        and q_BHTD.numel() > 0
+        and k_BGSD.numel() > 0
+        and not torch.is_autocast_enabled("cuda")
+    )
+
+
+def attend_as_it_is(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    mask_spec: MaskSpec,
+    scale: float | None,
+    dropout_p: float,
+) -> Tensor:
+    """Call SDPA with the fastest kernel that takes the call, for `takes_as_it_is`."""
+    options = {
+        "dropout_p": dropout_p,
+        "is_causal": mask_spec.is_plain_causal,
+        "scale": scale,
+        "enable_gqa": q_BHTD.shape[1] != k_BGSD.shape[1],
+    }
+    attention = functools.partial(F.scaled_dot_product_attention, **options)
+    return in_best_order(attention, q_BHTD, k_BGSD, v_BGSD)
+
+
 def attend(inputs: AttentionInputs, kernel: str | None) -> Tensor:
     """Call SDPA with the named kernel, or with the fastest that takes the call."""
     mask_spec = inputs.mask_spec
     if not inputs.needs_mask and (inputs.on_gpu or _is_fused_on_cpu(inputs)):
         return _run(inputs, kernel, is_causal=mask_spec.is_plain_causal)
+    if kernel is None and (padding := padded.padding_of(inputs)) is not None:
+        return padded.attend(inputs, padding, lambda plain: attend(plain, None))
     if mask_spec.cu_seqlens is not None and (bounds := _document_bounds(inputs)) is not None:
         if _fit_a_batch(inputs, bounds):
             return _as_batch(inputs, kernel, bounds)
@@ -97,7 +136,7 @@ def _run(
     if enable_gqa and not _groups_heads(inputs, kernel, attn_mask):
         (k, v), enable_gqa = inputs.repeated_heads(), False
 
-    def run() -> Tensor:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(
             q,
             k,
@@ -110,19 +149,20 @@ def _run(
         )
 
     if kernel is None and not inputs.on_gpu:
-        return run()
+        return run(q, k, v)
+    if kernel is None and not torch.compiler.is_compiling():
+        return in_best_order(run, q, k, v)
     if kernel is None:
-        is_step = inputs.q_BHTD.shape[2] == 1 and not torch.compiler.is_compiling()
-        with sdpa_kernel(WITHOUT_PLANS_FIRST if is_step else FASTEST_FIRST, set_priority=True):
-            return run()
+        with sdpa_kernel(FASTEST_FIRST, set_priority=True):
+            return run(q, k, v)
     with sdpa_kernel(SDPA_KERNELS[kernel]):
         if torch.compiler.is_compiling():
-            return run()
+            return run(q, k, v)
         try:
             with warnings.catch_warnings():
                 # PyTorch warns of every kernel that was ruled out; the error says it once.
                 warnings.simplefilter("ignore", UserWarning)
-                return run()
+                return run(q, k, v)
         except RuntimeError as error:
             if "No available kernel" not in str(error):
                 raise
@@ -132,6 +172,23 @@ def _run(
                 f"{v.shape[-1]}, {'a' if attn_mask is not None else 'no'} mask and dropout "
                 f"{inputs.dropout_p:g} on {inputs.q_BHTD.device}; pass backend='auto' or another"
             ) from None
+
+
+def in_best_order(
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Call what calls SDPA, with the fastest kernel first.
+
+    As `sdpa_kernel` does with `set_priority`, which takes 12 us where this takes 0.3 us, and
+    without enabling what the caller has disabled. torch has no public way that is as short.
+    """
+    order = _WITHOUT_PLANS_FIRST if q.shape[2] == 1 else _FASTEST_FIRST
+    before = torch._C._get_sdp_priority_order()  # pyright: ignore[reportAttributeAccessIssue]
+    torch._C._set_sdp_priority_order(order)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return attention(q, k, v)
+    finally:
+        torch._C._set_sdp_priority_order(before)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _groups_heads(inputs: AttentionInputs, kernel: str | None, attn_mask: Tensor | None) -> bool:

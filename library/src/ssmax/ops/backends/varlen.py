@@ -14,8 +14,6 @@ from ssmax.ops.backends.inputs import AttentionInputs
 
 def attend(inputs: AttentionInputs) -> Tensor:
     """Lay all rows end to end and give the kernel the bounds of rows and documents."""
-    from torch.nn.attention.varlen import varlen_attn
-
     mask_spec = inputs.mask_spec
     batch, num_queries, num_keys = inputs.q_BHTD.shape[0], mask_spec.num_queries, mask_spec.num_keys
     # The longest document, or anything above it: reading the true one would wait for the GPU.
@@ -28,10 +26,7 @@ def attend(inputs: AttentionInputs) -> Tensor:
         row = torch.arange(batch + 1, dtype=torch.int32, device=inputs.q_BHTD.device)
         cu_queries, cu_keys = row * num_queries, row * num_keys
     left, right = mask_spec.window
-    options: dict[str, Any] = (
-        {"enable_gqa": True} if inputs.is_grouped and _asks_for_grouping() else {}
-    )
-    out = varlen_attn(
+    out = call(
         inputs.q_BHTD.transpose(1, 2).flatten(0, 1),
         inputs.k_BGSD.transpose(1, 2).flatten(0, 1),
         inputs.v_BGSD.transpose(1, 2).flatten(0, 1),
@@ -39,12 +34,22 @@ def attend(inputs: AttentionInputs) -> Tensor:
         cu_keys,
         max_queries,
         max_keys,
-        scale=inputs.scale,
-        window_size=(left, 0 if mask_spec.is_causal else right),
-        **options,
+        inputs=inputs,
+        window=(left, 0 if mask_spec.is_causal else right),
     )
-    assert isinstance(out, Tensor)
     return out.unflatten(0, (batch, num_queries)).transpose(1, 2)
+
+
+def call(*heads_and_bounds: Any, inputs: AttentionInputs, window: tuple[int, int]) -> Tensor:
+    """Call the kernel with scale and grouping of `inputs`."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    options: dict[str, Any] = (
+        {"enable_gqa": True} if inputs.is_grouped and _asks_for_grouping() else {}
+    )
+    out = varlen_attn(*heads_and_bounds, scale=inputs.scale, window_size=window, **options)
+    assert isinstance(out, Tensor)
+    return out
 
 
 def unsupported_reason(inputs: AttentionInputs) -> str | None:

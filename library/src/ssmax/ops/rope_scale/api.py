@@ -6,22 +6,17 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32, check_tensor
 from ssmax.ops.implementation import Impl, choose_impl, register_op
+from ssmax.ops.launch import launch_traced
 from ssmax.ops.rope import check_tables
-from ssmax.ops.rope_scale.reference import (
-    rope_scale_reference,
-    rope_scale_step,
-    scale_query_reference,
-)
+from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 from ssmax.ops.scale import Number, ssmax_factor
-
-FEW_ELEMENTS = 1 << 26
-"""Of a query: up to it a plain product should take less time than an operator's door on the host
-(LOG.md; where they meet was not measured)."""
+from ssmax.ops.scale_query.api import is_eager
 
 
 def rope_scale(
@@ -45,7 +40,21 @@ def rope_scale(
         raise UsageError(
             "the kernel has no gradient for cos and sin; pass them detached, or impl='reference'"
         )
+    if is_eager(q_BHTD):
+        return rope_scale_by_kernel(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
     return _rope_scale_op(q_BHTD, k_BGTD, *_alike(cos, sin), factor)
+
+
+def rope_scale_by_kernel(
+    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor_1HT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rotate and scale in eager code: an operator's door takes longer than small kernels run.
+
+    Nothing is checked. `factor_1HT` is (1, H, T) or (B, H, T).
+    """
+    if torch.is_grad_enabled():
+        return _RopeScale.apply(q_BHTD, k_BGTD, cos, sin, factor_1HT)
+    return _kernels().forward(q_BHTD, k_BGTD, cos, sin, factor_1HT)
 
 
 def rope_ssmax(
@@ -70,44 +79,30 @@ def rope_ssmax(
         inputs = [x for x in (q_BHTD, k_BGTD, cos, sin, s, bias) if isinstance(x, Tensor)]
         is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
         if is_plain and _is_step(q_BHTD, num_keys, s, bias):
-            return _rope_ssmax_op(q_BHTD, k_BGTD, *_alike(cos, sin), num_keys, s, bias)
+            step = _kernels().step if is_eager(q_BHTD) else _rope_ssmax_op
+            return step(q_BHTD, k_BGTD, *_alike(cos, sin), num_keys, s, bias)
     return rope_scale(q_BHTD, k_BGTD, cos, sin, ssmax_factor(num_keys, s, bias), impl=impl)
-
-
-def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
-    """Multiply q by its factor in float32 or wider, cast once."""
-    # For few elements an operator's door takes longer than a plain launch. In a graph there are no
-    # doors, and to ask for a number there would make it another graph.
-    is_plain = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    is_short = q_BHTD.shape[2] == 1 or (is_plain and q_BHTD.numel() <= FEW_ELEMENTS)
-    if is_short or choose_impl("auto", q_BHTD.device) == "reference":
-        return scale_query_reference(q_BHTD, factor_BHT)
-    no_tables = factor_BHT.new_empty(q_BHTD.shape[2], 0)
-    factor = _for_every_head_and_token(factor_BHT, q_BHTD)
-    # Detached: the gradient of no heads would be as large as q's, made of zeros and added to it.
-    no_keys = q_BHTD.detach()[:, :0]
-    return _rope_scale_op(q_BHTD, no_keys, no_tables, no_tables, factor)[0]
 
 
 @register_op("ssmax::rope_scale", mutates_args=())
 def _rope_scale_op(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor]:
-    return _kernels().forward(q, k, cos, sin, factor)
+    return _kernels().forward(q, k, cos, sin, factor, launch=launch_traced)
 
 
 @register_op("ssmax::rope_scale_backward", mutates_args=())
 def _rope_scale_backward_op(
     dq_out: Tensor, dk_out: Tensor, q: Tensor | None, cos: Tensor, sin: Tensor, factor: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _kernels().backward(dq_out, dk_out, q, cos, sin, factor)
+    return _kernels().backward(dq_out, dk_out, q, cos, sin, factor, launch=launch_traced)
 
 
 @register_op("ssmax::rope_ssmax", mutates_args=())
 def _rope_ssmax_op(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, num_keys: Tensor, s: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return _kernels().step(q, k, cos, sin, num_keys, s, bias)
+    return _kernels().step(q, k, cos, sin, num_keys, s, bias, launch=launch_traced)
 
 
 @_rope_ssmax_op.register_fake
@@ -139,6 +134,23 @@ def _backward(ctx, dq_out, dk_out):
 
 
 _rope_scale_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+class _RopeScale(torch.autograd.Function):
+    """The same for eager code."""
+
+    @staticmethod
+    def forward(ctx, q, k, cos, sin, factor):
+        out = _kernels().forward(q, k, cos, sin, factor)
+        _setup_context(ctx, (q, k, cos, sin, factor), out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        q, cos, sin, factor = ctx.saved_tensors
+        dq, dk, dfactor = _kernels().backward(*gradients, q, cos, sin, factor)
+        return dq, dk, None, None, dfactor if q is not None else None
 
 
 @functools.cache

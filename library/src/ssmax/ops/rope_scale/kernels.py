@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmax.ops.implementation import traceable
+from ssmax.ops.launch import Launch, launch
 
 # Measured on an H200 (LOG.md): within 3 % of the best in both directions at head_dim 64 and 128.
 TOKENS_PER_PROGRAM = 16
@@ -164,6 +164,8 @@ def step(
     num_keys: Tensor,
     s_H: Tensor,
     bias_H: Tensor | None,
+    *,
+    launch: Launch = launch,
 ) -> tuple[Tensor, Tensor]:
     """One token of a decoder: q rotated and times s log n + b, k rotated, in one launch.
 
@@ -175,32 +177,39 @@ def step(
     q, k = _unit_width_stride(q_BH1D), _unit_width_stride(k_BG1D)
     rest = width - 2 * half
     one_table = cos.dim() == 2 or cos.shape[0] == 1
-    with torch.cuda.device(q.device if q.is_cuda else -1):
-        traceable(_step_kernel)[(triton.cdiv(query_heads + kv_heads, HEADS_PER_STEP), batch)](
-            q, k, cos, sin, num_keys, s_H, s_H if bias_H is None else bias_H, q_out, k_out,
-            query_heads, query_heads + kv_heads,
-            *q.stride()[:2], *k.stride()[:2], *q_out.stride()[:2], *k_out.stride()[:2],
-            0 if one_table else cos.stride(0), 0 if num_keys.numel() == 1 else num_keys.stride(0),
-            HALF=half,
-            REST=rest,
-            BLOCK_HALF=triton.next_power_of_2(max(half, 1)),
-            BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-            HEADS=HEADS_PER_STEP,
-            HAS_BIAS=bias_H is not None,
-            num_warps=WARPS_PER_PROGRAM,
-        )  # fmt: skip
+    launch(
+        _step_kernel,
+        (triton.cdiv(query_heads + kv_heads, HEADS_PER_STEP), batch),
+        (q, k, cos, sin, num_keys, s_H, s_H if bias_H is None else bias_H, q_out, k_out),
+        (
+            *(query_heads, query_heads + kv_heads),
+            *(*q.stride()[:2], *k.stride()[:2], *q_out.stride()[:2], *k_out.stride()[:2]),
+            0 if one_table else cos.stride(0),
+            0 if num_keys.numel() == 1 else num_keys.stride(0),
+            *_widths(half, rest),
+            HEADS_PER_STEP,
+            bias_H is not None,
+        ),
+        num_warps=WARPS_PER_PROGRAM,
+    )
     return q_out, k_out
 
 
 def forward(
-    q_BHTD: Tensor, k_BGTD: Tensor, cos: Tensor, sin: Tensor, factor: Tensor
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    factor: Tensor,
+    *,
+    launch: Launch = launch,
 ) -> tuple[Tensor, Tensor]:
     """q rotated and scaled, k rotated, both fresh and laid out as they came.
 
     `factor` is (B, H, T), or (1, H, T) where all rows share it.
     """
     q_out, k_out = torch.empty_like(q_BHTD), torch.empty_like(k_BGTD)
-    _launch(q_BHTD, k_BGTD, cos, sin, factor, q_out, k_out)
+    _turn(launch, q_BHTD, k_BGTD, cos, sin, factor, q_out, k_out)
     return q_out, k_out
 
 
@@ -211,21 +220,24 @@ def backward(
     cos: Tensor,
     sin: Tensor,
     factor: Tensor,
+    *,
+    launch: Launch = launch,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and, where q is given, the factor's gradient; else an empty tensor."""
     dq, dk = torch.empty_like(dq_out), torch.empty_like(dk_out)
     if q_BHTD is None:
-        _launch(dq_out, dk_out, cos, sin, factor, dq, dk, backward=True)
+        _turn(launch, dq_out, dk_out, cos, sin, factor, dq, dk, backward=True)
         return dq, dk, factor.new_empty(0)
     batch, *heads_and_tokens = dq.shape[:3]
     is_shared = factor.shape[0] == 1
     parts = triton.cdiv(batch, ROWS_PER_PROGRAM) if is_shared else batch
     dfactor = factor.new_empty(parts, *heads_and_tokens)
-    _launch(dq_out, dk_out, cos, sin, factor, dq, dk, q_BHTD, dfactor, backward=True)
+    _turn(launch, dq_out, dk_out, cos, sin, factor, dq, dk, q_BHTD, dfactor, backward=True)
     return dq, dk, dfactor.sum(0, keepdim=True) if is_shared else dfactor
 
 
-def _launch(
+def _turn(
+    launch: Launch,
     q: Tensor,
     k: Tensor,
     cos: Tensor,
@@ -251,29 +263,27 @@ def _launch(
     q, k = _unit_width_stride(q), _unit_width_stride(k)
     saved_q = q if saved_q is None else _unit_width_stride(saved_q)
     dfactor = factor if dfactor is None else dfactor
-    # Triton launches on the current device, which need not be the tensors'.
-    with torch.cuda.device(q.device if q.is_cuda else -1):
-        traceable(_turn_kernel)[(programs, query_heads + kv_heads)](
-            q, k, cos, sin, factor, q_out, k_out, saved_q, dfactor,
-            batch, tokens, blocks_per_row, query_heads,
-            *q.stride()[:3], *k.stride()[:3],
-            *q_out.stride()[:3], *k_out.stride()[:3],
-            0 if one_table else cos.stride(0), cos.stride(-2),
-            *factor.stride(), *saved_q.stride()[:3], *dfactor.stride()[:2],
-            HALF=half,
-            REST=rest,
-            BLOCK_HALF=triton.next_power_of_2(max(half, 1)),
-            BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
-            BLOCK_T=block_t,
-            ROWS=ROWS_PER_PROGRAM,
-            STAGES=LOADS_AHEAD,
-            ONE_TABLE=one_table,
-            ONE_FACTOR=factor.shape[0] == 1,
-            DOUBLE=q.dtype == torch.float64,
-            BACKWARD=backward,
-            NEEDS_DFACTOR=needs_dfactor,
-            num_warps=WARPS_PER_PROGRAM if tokens > 1 else 1,
-        )  # fmt: skip
+    launch(
+        _turn_kernel,
+        (programs, query_heads + kv_heads),
+        (q, k, cos, sin, factor, q_out, k_out, saved_q, dfactor),
+        (
+            *(batch, tokens, blocks_per_row, query_heads),
+            *(*q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3]),
+            *(0 if one_table else cos.stride(0), cos.stride(-2)),
+            *(*factor.stride(), *saved_q.stride()[:3], *dfactor.stride()[:2]),
+            *_widths(half, rest),
+            *(block_t, ROWS_PER_PROGRAM, LOADS_AHEAD, q.dtype == torch.float64),
+            *(one_table, factor.shape[0] == 1, backward, needs_dfactor),
+        ),
+        num_warps=WARPS_PER_PROGRAM if tokens > 1 else 1,
+    )
+
+
+def _widths(half: int, rest: int) -> tuple[int, int, int, int]:
+    """Half of what turns, what does not, and the powers of two that hold them."""
+    powers = (triton.next_power_of_2(max(width, 1)) for width in (half, rest))
+    return half, rest, *powers
 
 
 def _unit_width_stride(x: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""The reference implementations: they run anywhere, autograd included, and define the kernel."""
+"""The reference implementation: it runs anywhere, autograd included, and defines the kernel."""
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.rope import rotate
@@ -15,21 +14,6 @@ def rope_scale_reference(
     q = rotate(q_BHTD, cos, sin) * factor_BHT.unsqueeze(-1)
     k = rotate(k_BGTD, cos, sin)
     return q.to(q_BHTD.dtype), k.to(k_BGTD.dtype)
-
-
-def scale_query_reference(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
-    """Multiply q by its factor in float32 or wider, cast once."""
-    factor = factor_BHT.unsqueeze(-1)
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_transformed():
-        return (q_BHTD * factor).to(q_BHTD.dtype)
-    return torch.mul(q_BHTD, factor, out=torch.empty_like(q_BHTD))
-
-
-def _is_transformed() -> bool:
-    """True inside vmap, jvp and forward-mode AD, which have no rule for `out=`."""
-    # torch has no public questions for these
-    is_in_functorch = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-    return is_in_functorch or forward_ad._current_level >= 0
 
 
 def rope_scale_step(

@@ -1,0 +1,1 @@
+"""The product of the query and its factor, the one thing that SSMax adds to attention."""

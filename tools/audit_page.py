@@ -54,6 +54,11 @@ def ministral3_with_both_keys(home: Path) -> Path:
     return changed(folder, llama_4_scaling={"beta": 0.1, "original_max_position_embeddings": 2048})
 
 
+def llama4(home: Path) -> Path:
+    """With theta where Transformers 4 wrote it, as published checkpoints have it."""
+    return changed(of_type(transformers.Llama4TextConfig())(home), rope_theta=500_000.0)
+
+
 def mistral(home: Path) -> Path:
     """Weights of a Ministral 3 under the class of a Mistral, as text-only checkpoints have it."""
     config = transformers.Ministral3Config()
@@ -67,6 +72,7 @@ def mistral(home: Path) -> Path:
         model_type="mistral",
         architectures=["MistralForCausalLM"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        rope_theta=1e6,
         llama_4_scaling={"beta": 0.1, "original_max_position_embeddings": 2048},
     )
 
@@ -161,9 +167,9 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], dict[str, A
         "Ministral 3, M = 2,048, `llama_4_scaling` beside it", ministral3_with_both_keys, STOCK, {}
     ),
     "mistral": ("Mistral with `llama_4_scaling`", mistral, STOCK, {}),
-    "llama4": ("Llama 4", of_type(transformers.Llama4TextConfig()), STOCK, {}),
+    "llama4": ("Llama 4", llama4, STOCK, {}),
     "llama4-16k": (
-        "Llama 4, at most 16,384 tokens", of_type(transformers.Llama4TextConfig()), ("vllm",),
+        "Llama 4, at most 16,384 tokens", llama4, ("vllm",),
         {"max_length": 16_384},
     ),
     "mistral4": (

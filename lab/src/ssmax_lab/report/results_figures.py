@@ -149,7 +149,7 @@ def forest(findings: Findings) -> Figure:
 
 
 def _in_forest(name: str) -> str:
-    return look(name).label.removeprefix("(a), ")
+    return look(name).label.removeprefix("(a), ").removeprefix("control: ")
 
 
 def sharpness_against_loss(findings: Findings) -> Figure:

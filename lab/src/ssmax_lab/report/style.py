@@ -22,7 +22,7 @@ CHARACTER = 6.6
 """Width of a letter of a label."""
 
 _ID = re.compile(r"\bclip\d+")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+_FONT = "Helvetica, Arial, 'Liberation Sans', sans-serif"
 _CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": _FONT,
@@ -97,7 +97,7 @@ class Figure:
         if len(charts) > 1:
             chart = alt.concat(*charts, columns=self.columns, spacing=28)
             chart = chart.resolve_scale(color="independent", strokeDash="independent")
-        padding = {"left": 4, "top": 6, "bottom": 4, "right": 8}
+        padding = {"left": 8, "top": 6, "bottom": 4, "right": 14}
         made = chart.properties(padding=padding).configure(**_CONFIG).to_dict()
         return {**made, "datasets": {**made.get("datasets", {}), **datasets}}
 
@@ -145,7 +145,7 @@ def _titled(figure: Figure) -> dict[str, Any]:
     spec = _still(figure.spec())
     columns = min(figure.columns, figure.num_first or len(figure.panels))
     across = columns * (figure.width + figure.right)
-    lines = textwrap.wrap(figure.title, max(30, round(across / 7.6)))
+    lines = textwrap.wrap(figure.title, max(30, round(across / 8.2)))
     title = {"text": lines, "fontSize": 15, "frame": "bounds", "offset": 20}
     return {**spec, "title": title}
 

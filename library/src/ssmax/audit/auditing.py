@@ -141,7 +141,7 @@ def _run(
             errors="replace", cwd=scratch,
         )  # fmt: skip
         if done.returncode != 0 or not out.is_file():
-            raise EngineError(_reason(done.stderr) or f"exit code {done.returncode}")
+            raise EngineError(_reason(done.stderr, done.returncode))
         found = json.loads(out.read_text())
     rows = [{int(token): value for token, value in row.items()} for row in found["rows"]]
     widest = max(map(len, rows))
@@ -155,11 +155,11 @@ def _run(
     )
 
 
-def _reason(stderr: str) -> str:
+def _reason(stderr: str, code: int) -> str:
     """Find the error in what an engine wrote."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines()]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
-    return (errors or lines or [""])[-1][:300]
+    return errors[-1][:300] if errors else f"exit code {code}"
 
 
 def _draw(values: dict[str, Any], length: int) -> Tensor:

@@ -63,18 +63,19 @@ def extend(
             "--adapter out: the folder is a plain model, which needs no ssmax"
         )
     unverified = ""
-    if has_scale:
-        try:
-            ssmax.hf.verify(extended)
-        except UnverifiedError as error:
-            unverified = str(error)
     with whole_folder(out) as partial:
+        # Before it runs: bitsandbytes packs its 4-bit weights for the CPU then, and saves those.
         if adapter:
             ssmax.hf.save(extended, partial)
         else:
             extended.save_pretrained(partial)
             copy_inputs(model, partial, extended.config)
             _lengthen_tokenizer(partial, to)
+        if has_scale:
+            try:
+                ssmax.hf.verify(extended)
+            except UnverifiedError as error:
+                unverified = str(error)
     if json_:
         about = dataclasses.asdict(done)
         print(json.dumps({"out": str(out), "verified": has_scale and not unverified, **about}))

@@ -173,8 +173,8 @@ class SelfAttention(nn.Module):
             if positions is None:
                 positions = torch.arange(past, past + num_new, device=x_BTC.device)
             rotary = self.rotary(positions)
+        assert num_keys is not None and rotary is not None
         cos, sin = rotary
-
         q_BHTD, k_BGTD = self._query_and_key(x_BTC, num_keys, cos, sin, log_n)
         v_BGTD = self._heads(self.v_proj(x_BTC))
         if cache is not None:
@@ -263,7 +263,7 @@ class SelfAttention(nn.Module):
             by_kernel = choose_impl("auto", q_BHTD.device) == "triton" and q_BHTD.shape[2] > 1
             if log_n is not None and isinstance(s, Tensor) and by_kernel:
                 factor = s.unsqueeze(-1) * log_n
-                if b is not None:
+                if isinstance(b, Tensor):
                     factor = factor + b.unsqueeze(-1)
                 return rope_scale_by_kernel(q_BHTD, k_BGTD, cos, sin, factor.unsqueeze(0))
             return rope_ssmax(q_BHTD, k_BGTD, cos, sin, num_keys, s, b)

@@ -85,7 +85,8 @@ def keep(
         s_H = per_head(s, heads, q.device)
         bias_H = None if bias is None else per_head(bias, heads, q.device)
         scaling = scaling_of(q, s_H, bias_H, None)
-        _plans[key] = _on_gpu(scaling, (*ramp, multiplier), heads, q.device, finish)
+        numbers = ramp.first, ramp.most, multiplier
+        _plans[key] = _on_gpu(scaling, numbers, heads, q.device, finish)
     elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
         _plans[key] = _on_cpu(_log_n(ramp, q, s), finish)
 

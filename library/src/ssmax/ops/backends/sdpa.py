@@ -35,8 +35,9 @@ FASTEST_FIRST = [SDPA_KERNELS[name] for name in ("cudnn", "flash", "efficient", 
 # For every new number of keys cuDNN makes a plan, which takes 40 ms and more (LOG.md), and a
 # decoder has a new one for every token.
 WITHOUT_PLANS_FIRST = [SDPA_KERNELS[name] for name in ("flash", "efficient", "cudnn", "math")]
+# As torch._C takes them: numbers, and all that there are.
 _FASTEST_FIRST, _WITHOUT_PLANS_FIRST = (
-    [*map(int, order), int(SDPBackend.OVERRIDEABLE)]
+    [kernel.value for kernel in (*order, SDPBackend.OVERRIDEABLE)]
     for order in (FASTEST_FIRST, WITHOUT_PLANS_FIRST)
 )
 

@@ -3,6 +3,7 @@
 # B batch, H query heads, G key heads, T tokens, D head_dim
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,7 +80,7 @@ def rope_ssmax(
         inputs = [x for x in (q_BHTD, k_BGTD, cos, sin, s, bias) if isinstance(x, Tensor)]
         is_plain = not torch.is_grad_enabled() or not any(x.requires_grad for x in inputs)
         if is_plain and _is_step(q_BHTD, num_keys, s, bias):
-            step = _kernels().step if is_eager(q_BHTD) else _rope_ssmax_op
+            step: Any = _kernels().step if is_eager(q_BHTD) else _rope_ssmax_op
             return step(q_BHTD, k_BGTD, *_alike(cos, sin), num_keys, s, bias)
     return rope_scale(q_BHTD, k_BGTD, cos, sin, ssmax_factor(num_keys, s, bias), impl=impl)
 
@@ -140,16 +141,17 @@ class _RopeScale(torch.autograd.Function):
     """The same for eager code."""
 
     @staticmethod
-    def forward(ctx, q, k, cos, sin, factor):
+    def forward(ctx: Any, q, k, cos, sin, factor):
         out = _kernels().forward(q, k, cos, sin, factor)
         _setup_context(ctx, (q, k, cos, sin, factor), out)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dq_out, dk_out = gradients
         q, cos, sin, factor = ctx.saved_tensors
-        dq, dk, dfactor = _kernels().backward(*gradients, q, cos, sin, factor)
+        dq, dk, dfactor = _kernels().backward(dq_out, dk_out, q, cos, sin, factor)
         return dq, dk, None, None, dfactor if q is not None else None
 
 

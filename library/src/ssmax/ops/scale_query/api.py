@@ -40,7 +40,7 @@ def scale_by_kernel(
     bias_H = None if bias is None else per_head(bias, heads, device)
     ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
     scaling = scaling_of(q_BHTD, s_H, bias_H, counts)
-    return apply_scaling(scaling, q_BHTD, s_H, bias_H, counts, (*ramp, multiplier))
+    return apply_scaling(scaling, q_BHTD, s_H, bias_H, counts, (ramp.first, ramp.most, multiplier))
 
 
 def scaling_of(q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None) -> Any:

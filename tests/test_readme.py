@@ -59,6 +59,14 @@ def test_every_figure_has_its_command():
 
 
 COST = {
+    "`ssmax_attention` and SDPA, forward and backward, 32 x 1,024 tokens, 12 heads": (
+        "wall_clock", "B32 T1024 H12/12 D64", "forward+backward, eager",
+        "softmax (yardstick)", "ours",
+    ),
+    "the same, 1 x 128 tokens: launches": (
+        "wall_clock", "B1 T128 H12/12 D64", "forward+backward, eager", "softmax (yardstick)",
+        "ours",
+    ),
     "training step of the paper's model, 64 x 1,024 tokens": (
         "train_speed", "12x768 B64 T1024", "step", "ours, softmax", "ours, ssmax",
     ),

@@ -180,7 +180,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], dict[str, A
     "ministral": (
         "ours, `ministral` and `gguf`", as_ministral, (*STOCK, "llama.cpp"), {"tokens": 2048}
     ),
-    "hf": ("ours, `hf`", as_hf, ("transformers", "vllm"), {"tokens": 2048}),
+    "hf": ("ours, `hf`", as_hf, ("transformers",), {"tokens": 2048}),
 }  # fmt: skip
 
 

@@ -11,7 +11,6 @@ from ssmax_lab.report.results import (
     BASES,
     read_results,
     recorded,
-    shown_figures,
     tables,
     variants_figure,
     written,
@@ -42,10 +41,7 @@ def main() -> None:
     write_whole(SHIPPED, recorded(results))
     made = tables(results)
     for document in DOCUMENTS:
-        text = written(document.read_text(), made)
-        write_whole(document, text)
-        for picture, figure in shown_figures(text).items():
-            write_whole(PICTURES / picture, (DRAWN / figure).read_text())
+        write_whole(document, written(document.read_text(), made))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.cli.study import table
 from ssmax_lab.configurations import look
 from ssmax_lab.report.results import (
-    BASES,
     HEADLINES,
     LARGEST_FIRST,
     SHORT,
@@ -22,14 +21,12 @@ from ssmax_lab.report.results import (
     headlines,
     read_results,
     recorded,
-    shown_figures,
     tables,
     variants_figure,
     written,
 )
 from ssmax_lab.report.results_figures import GROUPS, every
 from ssmax_lab.report.study_page import claims as page_claims
-from ssmax_lab.report.study_page import draw
 from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.claims import judge
@@ -60,19 +57,6 @@ def test_every_table_of_results_is_made_of_the_records(results, document):
     text = document.read_text()
     assert "<!-- results: " in text
     assert written(text, tables(results)) == text
-
-
-@pytest.mark.slow
-def test_a_figure_in_the_docs_is_the_one_of_the_study(results, tmp_path, is_same_drawing):
-    shown = shown_figures("".join(page.read_text() for page in DOCUMENTS))
-    for study in {figure.partition("/")[0] for figure in shown.values()} & results.keys():
-        draw(results[study], tmp_path / study)
-    for base in BASES:
-        (tmp_path / f"variants-of-{base}.svg").write_text(as_svg(variants_figure(results, base)))
-    assert shown
-    for picture, figure in shown.items():
-        drawn = (tmp_path / figure).read_text()
-        assert is_same_drawing((PICTURES / picture).read_text(), drawn), picture
 
 
 @pytest.mark.slow

@@ -118,13 +118,6 @@ def written(text: str, made: Mapping[str, str]) -> str:
     return re.sub(marks, anew, text, flags=re.DOTALL)
 
 
-def shown_figures(text: str) -> dict[str, str]:
-    """Map every picture of a study that a document shows to where `make results` draws it."""
-    pictures = re.findall(r"pictures/(\d{4}-\d\d-\d\d_[\w-]+)-(figure\w+\.svg)\)", text)
-    shown = {f"{study}-{figure}": f"{study}/figures/{figure}" for study, figure in pictures}
-    return shown | {name: name for name in re.findall(r"pictures/(variants-of-\w+\.svg)\)", text)}
-
-
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know, of the newest study of every preset that gives verdicts."""
     shown = _with_verdicts(results)

@@ -158,7 +158,7 @@ def _run(
 def _reason(stderr: str, code: int) -> str:
     """Find the error in what an engine wrote."""
     lines = [line.strip() for line in stderr.splitlines()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    errors = [line for line in lines if re.match(r"(\[\w+\]: )?[\w.]*(Error|Exception)\b.*:", line)]
     return errors[-1][:300] if errors else f"exit code {code}"
 
 

@@ -18,7 +18,7 @@ _SIZES = {
     "num_key_value_heads": 2, "num_experts": 2, "num_local_experts": 2, "n_routed_experts": 2,
     "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
     "first_k_dense_replace": LAYERS, "num_dense_layers": LAYERS,
-    "interleave_moe_layer_step": LAYERS,
+    "interleave_moe_layer_step": LAYERS + 1,
 }  # fmt: skip
 _HEADS = {"head_dim": 32, "q_lora_rank": 64, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
           "qk_rope_head_dim": 16, "v_head_dim": 32, "qk_head_dim": 32}  # fmt: skip

@@ -86,7 +86,7 @@ def test_pages_of_smaller_studies_show_the_recorded_ones(results):
 @pytest.mark.slow
 def test_headlines_begin_with_the_largest_model(results):
     header = headlines(results).splitlines()[0]
-    assert header == "| claim | (b) SSMax less (a) softmax | gpu | small |"
+    assert header == "| claim | primary comparison, (b) SSMax less (a) softmax | gpu | small |"
     assert set(LARGEST_FIRST) == set(PRESETS)
 
 

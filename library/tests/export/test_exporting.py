@@ -97,12 +97,18 @@ def test_hf_follows_the_contract_of_vllms_transformers_backend(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("rope", "promised"),
-    [({}, 150), ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 64)],
+    ("rope", "train_length", "promised"),
+    [
+        ({}, 64, 150),
+        ({}, 32, 64),  # the config says more than the training length: that stands
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, 64, 64),
+    ],
 )
-def test_an_engine_may_read_as_many_tokens_as_were_checked(rope, promised, tmp_path):
+def test_an_engine_may_read_what_the_config_says_or_was_checked(
+    rope, train_length, promised, tmp_path
+):
     """Engines hold a folder to its config; types that compute with that number keep it."""
-    model = llama(max_position_embeddings=64, **rope)
+    model = llama(max_position_embeddings=64, train_length=train_length, **rope)
     export(model, tmp_path / "out", to="hf", prompt=PROMPT)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["max_position_embeddings"] == promised

@@ -53,7 +53,7 @@ SHORT: dict[str, str] = dict(
             "needle retrieval accuracy beyond T",
             "paper's needle: weight of the top heads",
             "random needles: weight of the top head",
-            "fall of the largest weight beyond T",
+            "largest weight kept beyond T: how much less of it is lost",
         ),
         strict=True,
     )
@@ -123,7 +123,9 @@ def headlines(results: Mapping[str, Findings]) -> str:
     shown = _with_verdicts(results)
     claim_of = {text: one.claim for told in _by_text(shown) for text, one in told.items()}
     rows = [[claim_of[text], *_short_row(shown, text)] for text in HEADLINES if text in claim_of]
-    return markdown(["claim", "(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
+    return markdown(
+        ["claim", "primary comparison, (b) SSMax less (a) softmax", *map(_short_name, shown)], rows
+    )
 
 
 def in_short(results: Mapping[str, Findings]) -> str:

@@ -91,8 +91,8 @@ def text(exported: "Exported") -> str:
     by = ", the file's weights in Transformers' Ministral 3" if exported.to == "gguf" else ""
     return f"""# A Scalable-Softmax model, exported ({kind})
 
-The attention logits of every query are multiplied by s log n, n being the keys that it sees
-([arXiv 2501.19399](https://arxiv.org/abs/2501.19399)).
+The attention logits of every query are multiplied by a factor, s log n + b with n the number of
+keys that it sees ([arXiv 2501.19399](https://arxiv.org/abs/2501.19399)); s = 0 is a constant.
 
 - s and b: {exported.how}.
 - What is lost: {_LOST[exported.to]}.

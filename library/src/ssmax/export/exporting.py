@@ -25,6 +25,7 @@ from ssmax.export.forms import (
 )
 from ssmax.export.ministral import as_ministral
 from ssmax.export.vocabulary import gguf_vocabulary
+from ssmax.hf.conversion import must_be_converted
 from ssmax.hf.inputs import copy_inputs
 from ssmax.hf.positions import learned_positions
 from ssmax.hf.remote_code import save_remote_code
@@ -129,7 +130,10 @@ def _write(
 ) -> _Written:
     if to == "hf":
         save_remote_code(model, folder)
-        _promise(folder / CONFIG, checked)
+        values = json.loads((folder / CONFIG).read_text())
+        if (context := _context(model, checked)) != values.get("max_position_embeddings", context):
+            values["max_position_embeddings"] = context
+            (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
@@ -147,7 +151,7 @@ def _write(
         )
     form = llama_form(model)
     folded = fold(form, fit=fit)
-    context = max(form.train_length, form.config["max_position_embeddings"], checked)
+    context = _context(model, checked)
     how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
     if to == "ministral":
         as_ministral(folded, context=context).save_pretrained(folder)
@@ -167,15 +171,17 @@ def _write(
     )
 
 
-def _promise(path: Path, checked: int) -> None:
-    """Let engines read as many tokens as were checked: they refuse more than the config says."""
-    values = json.loads(path.read_text())
-    rope = values.get("rope_parameters") or {}
-    # Other types compute their angles from that number.
-    is_free = rope.get("rope_type") == "default"
-    if is_free and values.get("max_position_embeddings", checked) < checked:
-        values["max_position_embeddings"] = checked
-        path.write_text(json.dumps(values, indent=2) + "\n")
+def _context(model: Any, checked: int) -> int:
+    """Find how many tokens engines may read: they refuse more than the config says.
+
+    A config whose limit is the training length says nothing of what SSMax reaches: there as many
+    are promised as were checked. Any other limit stands.
+    """
+    config, trained = model.config.get_text_config(), must_be_converted(model).train_length
+    limit = getattr(config, "max_position_embeddings", checked)
+    # Other rotations compute their angles from that number.
+    is_free = (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "default"
+    return max(limit, checked) if is_free and limit == trained else limit
 
 
 def _open_converted(folder: Path) -> sessions.Session:

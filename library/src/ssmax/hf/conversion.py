@@ -252,7 +252,8 @@ def check_unconverted(model: Any) -> None:
     check_model(model)
     if Conversion.of(model) is not None or any(converted_modules(model)):
         raise UsageError(
-            "this model, or a part of it, was converted already; ssmax.hf.revert undoes it"
+            "this model, or a part of it, was converted already; ssmax.hf.revert undoes it, and an "
+            "extension with it. To extend first and convert then: extend(..., sharpen='none')"
         )
     if hasattr(model.config, KEY):
         raise UsageError(

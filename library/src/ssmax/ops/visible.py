@@ -518,11 +518,15 @@ def _check_cu_seqlens(
         return
     bounds = cu_seqlens.tolist()
     if bounds[0] != 0:
-        raise UsageError(f"cu_seqlens must start at 0, got {bounds[0]}; prepend the 0")
+        raise UsageError(
+            f"cu_seqlens must start at 0, got {bounds}; they are bounds, not lengths: "
+            "[0, *lengths.cumsum(0)]"
+        )
     if bounds[-1] != num_keys:
         raise UsageError(
-            f"cu_seqlens must end at the number of keys, {num_keys}, got {bounds[-1]}; "
-            "let the padding at the end be a document of its own"
+            f"cu_seqlens must end at the number of keys of a row, {num_keys}, got {bounds[-1]}: "
+            "padding at the end is a document of its own; all rows share the bounds, and rows that "
+            "are packed differently go by positions"
         )
     if any(later < earlier for earlier, later in itertools.pairwise(bounds)):
         raise UsageError(f"cu_seqlens must never fall, got {bounds}; they are bounds, not lengths")

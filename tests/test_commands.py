@@ -76,12 +76,16 @@ SHORTER = {
     "ssmax-lab finetune": STEPS,
     "ssmax-lab generate": "--max-new-tokens 4 --device cpu",
     "ssmax-lab pretrain": SMALL,
+    "ssmax-lab pretrain --preset long": f"{SMALL} --set schedule.decay_steps=1",
     "ssmax-lab report": "--no-open",
     "ssmax-lab reproduce": "--dry-run",
     # What is computed needs no training, and the records are packed all the same.
     "ssmax-lab reproduce --only figure1 ": "--no-open",
     "ssmax-lab reproduce --preset gpu --data": "--only figure1 --no-open",
     "torchrun": SMALL,
+    "torchrun --nproc-per-node 8 -m ssmax_lab pretrain --preset long": (
+        f"{SMALL} --set schedule.decay_steps=1 --set run.context_parallel=2"
+    ),
 }
 """What is added to a command that begins so, so that it takes seconds; the longest fits best."""
 

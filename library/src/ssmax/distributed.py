@@ -9,7 +9,7 @@ gathered once for every layer; their gradients are summed and scattered back.
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,8 +28,6 @@ MOST_RUNS = 16
 """Of neighbouring tokens on a rank, each a call of a causal kernel; shares that are cut up further
 attend through masks."""
 ROWS_PER_MASK = 1024
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def context_parallel_attention(
@@ -69,12 +67,6 @@ def zigzag(length: int, size: int, rank: int) -> Tensor:
     return torch.cat((chunks[rank], chunks[2 * size - 1 - rank]))
 
 
-def _uncompiled(function: F) -> F:
-    """Leave a function out of graphs: what it calls depends on the values of positions."""
-    # torch's stub of `disable` loses the signature.
-    return torch.compiler.disable(function)  # pyright: ignore[reportReturnType]
-
-
 class SequenceShard:
     """The tokens of a sequence that this rank holds, among all that its group holds.
 
@@ -101,6 +93,9 @@ class SequenceShard:
                 f"{tuple(documents.shape)}"
             )
         self.group = group
+        # Left out of graphs, since what it calls depends on the values of positions. Said here, not
+        # where it is defined: it needs torch's compiler, which takes seconds to import.
+        self._uncompiled: Any = torch.compiler.disable(SequenceShard._attention)
         is_split = dist.is_available() and dist.is_initialized()
         self.size: int = dist.get_world_size(group) if is_split else 1
         self.rank: int = dist.get_rank(group) if is_split else 0
@@ -139,7 +134,6 @@ class SequenceShard:
         counts = counts[0] if len(counts) == 1 else torch.stack(counts)
         return counts if left == UNBOUNDED else counts.clamp_max(left + 1)
 
-    @_uncompiled
     def attention(
         self,
         q: Tensor,
@@ -153,6 +147,19 @@ class SequenceShard:
         backend: Backend = "auto",
     ) -> Tensor:
         """Compute `context_parallel_attention`."""
+        return self._uncompiled(self, q, k, v, s, bias, window, scale, backend)
+
+    def _attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        s: Number,
+        bias: Number | None,
+        window: Window,
+        scale: float | None,
+        backend: Backend,
+    ) -> Tensor:
         self._check(q, k, v)
         left, _ = window_pair(window)
 

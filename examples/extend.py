@@ -147,7 +147,7 @@ def main() -> None:
 
     for (start, stop, one), (*_, two) in zip(octaves(before), octaves(after), strict=True):
         print(f"loss at {start:6,} to {stop:6,}  {one:.3f}  {two:.3f}")
-    print(f"numbers found: {sum(found_before)} before, {sum(found_after)} after, of {len(stacks)}")
+    print(f"needles: {sum(found_before)} before, {sum(found_after)} after, of {len(stacks)}")
     Path("extend.svg").write_text(as_svg(draw(before, after, done.train_length)))
 
 

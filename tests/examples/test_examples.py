@@ -266,7 +266,7 @@ def test_the_notebook_runs_and_its_figures_are_kept_inline(tmp_path):
 def test_a_model_that_others_trained_is_extended(tmp_path):
     out = run("extend.py", "--context", "700", "--needles", "2", home=tmp_path)
     assert "30 attention layers converted and verified" in out
-    assert "numbers found: 2 before, 2 after, of 2" in out
+    assert "needles: 2 before, 2 after, of 2" in out
     limits = re.search(r"RoPE limit ([\d.]+) -> ([\d.]+)", out)
     assert float(limits[1]) == 8192.0 and 16_384 <= float(limits[2]) < 17_000
     found = re.findall(r"^loss at +\d+ to +\d+  ([\d.]+)  ([\d.]+)$", out, re.MULTILINE)

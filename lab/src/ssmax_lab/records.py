@@ -140,7 +140,7 @@ class RetrievalGrid:
     count: int
     """Prompts of a cell."""
     accuracy: list[list[float]]
-    """The share of them whose number is found whole."""
+    """Needle retrieval accuracy (exact match)."""
     weights: list[list[list[list[float]]]]
     """Attention from the end of the prompt to the number, by layer and head, too: the mean over a
     few prompts."""

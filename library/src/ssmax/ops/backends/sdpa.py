@@ -3,7 +3,6 @@
 # B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -43,8 +42,6 @@ _FASTEST_FIRST, _WITHOUT_PLANS_FIRST = (
 
 # On a GPU larger blocks fill the chip; the mask over one stays below 512 MiB.
 CUDA_MASK_ELEMENTS = 1 << 28
-# Documents are padded to one length where that makes the row at most so many times longer.
-MOST_PADDING = 2.5
 
 
 def takes_as_it_is(q_BHTD: Tensor, k_BGSD: Tensor, mask_spec: MaskSpec) -> bool:
@@ -85,10 +82,8 @@ def attend(inputs: AttentionInputs, kernel: str | None) -> Tensor:
         return _run(inputs, kernel, is_causal=mask_spec.is_plain_causal)
     if kernel is None and (padding := padded.padding_of(inputs)) is not None:
         return padded.attend(inputs, padding, lambda plain: attend(plain, None))
-    if mask_spec.cu_seqlens is not None and (bounds := _document_bounds(inputs)) is not None:
-        if _fit_a_batch(inputs, bounds):
-            return _as_batch(inputs, kernel, bounds)
-        documents = [_document(inputs, a, b) for a, b in bounds]
+    if mask_spec.cu_seqlens is not None and (lengths := _document_lengths(inputs)) is not None:
+        documents = _split_documents(inputs, lengths)
         return torch.cat([attend(document, kernel) for document in documents], dim=2)
     blocks = [_run_rows(inputs, kernel, rows) for rows in _row_blocks(inputs)]
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=2)
@@ -214,8 +209,8 @@ def _row_blocks(inputs: AttentionInputs) -> Iterator[Span]:
     )
 
 
-def _document_bounds(inputs: AttentionInputs) -> list[Span] | None:
-    """Read the bounds of packed documents, unless something else cuts across."""
+def _document_lengths(inputs: AttentionInputs) -> list[int] | None:
+    """Read the lengths of packed documents, unless something else cuts across."""
     mask_spec = inputs.mask_spec
     assert mask_spec.cu_seqlens is not None
     square = mask_spec.num_queries == mask_spec.num_keys
@@ -223,68 +218,21 @@ def _document_bounds(inputs: AttentionInputs) -> list[Span] | None:
         return None
     if not can_read_without_sync(mask_spec.cu_seqlens):
         return None
-    return [(a, b) for a, b in itertools.pairwise(mask_spec.cu_seqlens.tolist()) if b > a]
+    return [length for length in mask_spec.cu_seqlens.diff().tolist() if length]
 
 
-def _document(inputs: AttentionInputs, start: int, stop: int) -> AttentionInputs:
-    """Cut one document out."""
-    return replace(
-        inputs,
-        q_BHTD=inputs.q_BHTD[:, :, start:stop],
-        k_BGSD=inputs.k_BGSD[:, :, start:stop],
-        v_BGSD=inputs.v_BGSD[:, :, start:stop],
-        mask_spec=_document_spec(inputs.mask_spec, stop - start),
-    )
-
-
-def _document_spec(mask_spec: MaskSpec, length: int) -> MaskSpec:
-    return MaskSpec(
-        num_queries=length,
-        num_keys=length,
-        is_causal=mask_spec.is_causal,
-        window=mask_spec.window,
-        device=mask_spec.device,
-    )
-
-
-def _fit_a_batch(inputs: AttentionInputs, bounds: list[Span]) -> bool:
-    """True where many documents are alike enough to be padded to one length.
-
-    Only causal ones: there what pads a document's end is hidden from it as it stands.
-    """
-    lengths = [stop - start for start, stop in bounds]
-    is_worth_it = len(lengths) * max(lengths) <= MOST_PADDING * sum(lengths)
-    return (
-        inputs.q_BHTD.shape[0] == 1
-        and inputs.mask_spec.is_causal
-        and len(lengths) > 2
-        and is_worth_it
-    )
-
-
-def _as_batch(inputs: AttentionInputs, kernel: str | None, bounds: list[Span]) -> Tensor:
-    """Attend in all documents of a row side by side: one call instead of one for each."""
-    longest = max(stop - start for start, stop in bounds)
-    starts, stops = torch.tensor(bounds, device=inputs.q_BHTD.device).unbind(1)
-    position_NL = starts.unsqueeze(1) + torch.arange(longest, device=starts.device)
-    is_real_NL = position_NL < stops.unsqueeze(1)
-    # What pads a document is some token of the row; none of its queries sees it.
-    position = position_NL.clamp_max(inputs.mask_spec.num_keys - 1).flatten()
-
-    def rows(x_BHTD: Tensor) -> Tensor:
-        x_THD = x_BHTD[0].transpose(0, 1)
-        return x_THD.index_select(0, position).unflatten(0, (-1, longest)).transpose(1, 2)
-
-    batch = replace(
-        inputs,
-        q_BHTD=rows(inputs.q_BHTD),
-        k_BGSD=rows(inputs.k_BGSD),
-        v_BGSD=rows(inputs.v_BGSD),
-        mask_spec=_document_spec(inputs.mask_spec, longest),
-    )
-    out_NLHD = attend(batch, kernel).transpose(1, 2)
-    real = is_real_NL.flatten().nonzero().squeeze(1)
-    return out_NLHD.flatten(0, 1).index_select(0, real).transpose(0, 1).unsqueeze(0)
+def _split_documents(inputs: AttentionInputs, lengths: list[int]) -> Iterator[AttentionInputs]:
+    # Not slices: the gradient of each would be a tensor as long as the row.
+    parts = (x.split(lengths, dim=2) for x in (inputs.q_BHTD, inputs.k_BGSD, inputs.v_BGSD))
+    for length, q, k, v in zip(lengths, *parts, strict=True):
+        spec = MaskSpec(
+            num_queries=length,
+            num_keys=length,
+            is_causal=inputs.mask_spec.is_causal,
+            window=inputs.mask_spec.window,
+            device=inputs.mask_spec.device,
+        )
+        yield replace(inputs, q_BHTD=q, k_BGSD=k, v_BGSD=v, mask_spec=spec)
 
 
 def unsupported_reason(inputs: AttentionInputs, kernel: str) -> str | None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ssmax import ssmax_attention
-from ssmax.ops.backends import attend, choose_backend
+from ssmax.ops.backends import attend, choose_backend, windowed
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.visible import mask_spec
 from ssmax.testing import assert_no_worse_than
@@ -20,6 +20,7 @@ SITUATIONS = {
     "decode": (1, 515, {"is_causal": True}),
     "chunk": (65, 320, {"is_causal": True}),
     "window": (300, 300, {"is_causal": True, "window": 50}),
+    "long window": (2100, 2100, {"is_causal": True, "window": 600}),
     "pair": (200, 200, {"window": (30, 10)}),
     "packed": (256, 256, {"is_causal": True, "cu_seqlens": [0, 3, 131, 256]}),
     "packed, both ways": (256, 256, {"cu_seqlens": [0, 3, 131, 256]}),
@@ -41,6 +42,7 @@ CAN = {
         "decode",
         "chunk",
         "window",
+        "long window",
         "pair",
         "packed",
         "packed, both ways",
@@ -164,6 +166,14 @@ def test_auto_takes_varlen_where_others_need_a_mask():
         assert choose_backend("auto", AttentionInputs(*inputs[:3], spec, None, 0.0)) == expected, (
             name
         )
+
+
+def test_long_windows_are_cut_into_blocks():
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("cuDNN's triangles are the fastest from Hopper on")
+    inputs, _ = make("long window", torch.bfloat16)
+    spec = mask_spec(2100, 2100, is_causal=True, window=600, device="cuda")
+    assert windowed.serves(AttentionInputs(*inputs[:3], spec, None, 0.0))
 
 
 def test_a_bound_on_the_documents_changes_nothing():

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.ops.backends import eager, sdpa, varlen
+from ssmax.ops.backends import eager, sdpa, varlen, windowed
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.dtypes import autocast_dtype
 from ssmax.ops.visible import MaskSpec
@@ -45,6 +45,8 @@ def attend(
         # Nothing to attend to: products over nothing are zeros and keep the graph whole.
         k_BHSD, v_BHSD = inputs.repeated_heads()
         return q_BHTD @ k_BHSD.transpose(-1, -2) @ v_BHSD
+    if backend == "auto" and windowed.serves(inputs):
+        return windowed.attend(inputs)
     if chosen == "varlen":
         return varlen.attend(inputs)
     if chosen == "eager":

@@ -9,6 +9,7 @@ the kernel's own backward gives each half its share of the gradient.
 
 # B batch, N blocks, H query heads, G key heads, W window, D head_dim
 
+import functools
 from typing import Any
 
 import torch
@@ -146,6 +147,7 @@ def _causal_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+@functools.cache
 def _kernels() -> Any:
     """Import the kernel, and with it Triton."""
     from ssmax.ops.backends.windowed import kernels

@@ -8,6 +8,7 @@ for the device.
 
 # B batch, H query heads, T tokens, D head_dim
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,14 +25,13 @@ _KNOWN = "_ssmax_padding"
 
 
 class Padding(NamedTuple):
-    """Where the padding of a batch lies, in places of its rows laid end to end."""
+    """Where the padding of a batch lies."""
 
-    turn: tuple[Tensor, Tensor] | None
-    """The place that each token comes from, and where each went; None: all rows begin with one."""
-    is_before_BT: Tensor | None
-    """True for padding before the tokens."""
+    start_B: Tensor | None
+    """The first token of every row; None: all rows begin with one."""
     behind: tuple[Tensor, ...] | None
-    """Places of padding behind the tokens, and of tokens, with the bounds of both by row."""
+    """Places of padding behind the tokens, and of tokens, in rows laid end to end, with the bounds
+    of both by row."""
     longest: tuple[int, int]
     """The most padding behind the tokens, and the most tokens, of a row."""
 
@@ -62,13 +62,15 @@ def attend(
     inputs: AttentionInputs, padding: Padding, attend_plain: Callable[[AttentionInputs], Tensor]
 ) -> Tensor:
     """Attend causally in padded rows; `attend_plain` does in rows without padding."""
-    plain, turn = _plain(inputs), padding.turn
-    if turn is not None:
-        q, k, v = (_Turned.apply(x, *turn) for x in (plain.q_BHTD, plain.k_BGSD, plain.v_BGSD))
+    plain, start_B = _plain(inputs), padding.start_B
+    if start_B is not None:
+        q, k, v = (
+            _Turned.apply(x, start_B, False) for x in (plain.q_BHTD, plain.k_BGSD, plain.v_BGSD)
+        )
         plain = replace(plain, q_BHTD=q, k_BGSD=k, v_BGSD=v)
     out: Any = attend_plain(plain)
-    if turn is not None:
-        out = _Turned.apply(out, *turn[::-1])
+    if start_B is not None:
+        out = _Turned.apply(out, start_B, True)
     if padding.behind is not None:
         queries, keys, cu_queries, cu_keys = padding.behind
         seen = varlen.call(
@@ -81,29 +83,47 @@ def attend(
         )
         out = _rows(out).index_copy(0, queries, seen)
         out = out.unflatten(0, (inputs.q_BHTD.shape[0], -1)).transpose(1, 2)
-    if padding.is_before_BT is not None:
-        out = out.masked_fill(padding.is_before_BT[:, None, :, None], 0.0)
     return out
 
 
 class _Turned(torch.autograd.Function):
-    """Tokens in another order, whose gradient goes back by the order's inverse."""
+    """Rows whose tokens come first, padding before them last and 0; or, `back`, as they were."""
 
     @staticmethod
-    def forward(ctx: Any, x_BHTD: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(order, inverse)
-        rows = _rows(x_BHTD).index_select(0, order)
-        return rows.unflatten(0, (x_BHTD.shape[0], -1)).transpose(1, 2)
+    def forward(ctx: Any, x_BHTD: Tensor, start_B: Tensor, back: bool) -> Tensor:
+        ctx.save_for_backward(start_B)
+        ctx.back = back
+        turn = _kernels().turn if x_BHTD.is_cuda else turn_reference
+        return turn(x_BHTD, start_B, back)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        order, inverse = ctx.saved_tensors
-        return _Turned.apply(gradients[0], inverse, order), None, None
+        (start_B,) = ctx.saved_tensors
+        return _Turned.apply(gradients[0], start_B, not ctx.back), None, None
+
+
+def turn_reference(x_BHTD: Tensor, start_B: Tensor, back: bool) -> Tensor:
+    """Turn rows by their first token; what was padding before it is 0."""
+    tokens = x_BHTD.shape[2]
+    index = torch.arange(tokens, device=x_BHTD.device)
+    start_B1 = start_B.unsqueeze(-1)
+    from_BT = index - start_B1 if back else index + start_B1
+    is_padding_BT = (from_BT < 0) | (from_BT >= tokens)
+    place = from_BT.clamp(0, tokens - 1)[:, None, :, None].expand_as(x_BHTD)
+    return x_BHTD.gather(2, place).masked_fill(is_padding_BT[:, None, :, None], 0.0)
+
+
+@functools.cache
+def _kernels() -> Any:
+    """Import the kernel, and with it Triton."""
+    from ssmax.ops.backends.padded import kernels
+
+    return kernels
 
 
 def _find(keep_BT: Tensor) -> Padding | None:
     """Find the padding of rows whose tokens stand together; None for others."""
-    batch, tokens = keep_BT.shape
+    tokens = keep_BT.shape[1]
     index = torch.arange(tokens, device=keep_BT.device)
     kept_B1 = keep_BT.sum(-1, keepdim=True)
     # The first of the largest: the first token; a row without one is all before it.
@@ -116,16 +136,13 @@ def _find(keep_BT: Tensor) -> Padding | None:
     is_together, most_before, most_behind, most_kept = numbers
     if not is_together:
         return None
-    turn = is_before = behind = None
-    if most_before:
-        first = torch.arange(batch, device=keep_BT.device).unsqueeze(-1) * tokens
-        to_front, back = (first + (index + by) % tokens for by in (start_B1, -start_B1))
-        turn, is_before = (to_front.flatten(), back.flatten()), index < start_B1
+    behind = None
     if most_behind:
         places = ((index >= stop_B1).flatten().nonzero(), keep_BT.flatten().nonzero())
         lengths = (tokens - stop_B1, kept_B1)
         behind = (*(place.squeeze(-1) for place in places), *map(_bounds, lengths))
-    return Padding(turn, is_before, behind, (most_behind, most_kept))
+    start_B = start_B1.squeeze(-1) if most_before else None
+    return Padding(start_B, behind, (most_behind, most_kept))
 
 
 def _bounds(lengths_B1: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import ssmax
 from ssmax.cli.app import app
 from ssmax_lab.cli.app import app as lab_app
 from ssmax_lab.report.style import as_svg
-from ssmax_lab.train import PRETRAINING
+from ssmax_lab.train.recipes import PRETRAINING
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (ROOT / "library" / "src" / "ssmax", ROOT / "lab" / "src" / "ssmax_lab")

@@ -20,15 +20,10 @@ from ssmax_lab.data.haystack import (
     sentence_ends,
 )
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.eval import (
-    measure_needle_scores,
-    measure_position_loss,
-    measure_retrieval,
-    measure_sharpness,
-)
-from ssmax_lab.eval.needle_score import top_heads
-from ssmax_lab.eval.position_loss import bin_edges
-from ssmax_lab.eval.retrieval import accuracy
+from ssmax_lab.eval.needle_score import measure_needle_scores, top_heads
+from ssmax_lab.eval.position_loss import bin_edges, measure_position_loss
+from ssmax_lab.eval.retrieval import accuracy, measure_retrieval
+from ssmax_lab.eval.sharpness import measure_sharpness
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl
 

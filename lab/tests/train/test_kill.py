@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.dist import single_process
+from ssmax_lab.train.pretraining import pretrain
+from ssmax_lab.train.run import load_run_model
 
 WORKER = Path(__file__).parent / "worker.py"
 

@@ -10,11 +10,9 @@ from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM
 from ssmax_lab.records import read_metrics
-from ssmax_lab.train import pretrain
 from ssmax_lab.train.dist import single_process
-from ssmax_lab.train.loop import accumulate_gradients
-from ssmax_lab.train.pretraining import Windows, with_needles
-from ssmax_lab.train.task import LMTask, Loss
+from ssmax_lab.train.pretraining import Windows, pretrain, with_needles
+from ssmax_lab.train.step import Loss, accumulate_gradients, make_optimizer
 
 CPU = single_process(torch.device("cpu"))
 NEEDLES = {"data__needle_length": 128, "data__needles_per_row": 3, "model__train_length": 256}
@@ -121,7 +119,7 @@ def test_micro_batches_do_not_change_a_run_with_needles(small, tmp_path):
 def test_what_the_rules_learn_has_a_rate_of_its_own(small, letter, share):
     config = small(letter, optim__scale_lr=share)
     model = LM(config.model)
-    optimizer = LMTask().optimizer(model, config.optim, torch.device("cpu"))
+    optimizer = make_optimizer(model, config.optim, torch.device("cpu"))
     named = {id(one): name for name, one in model.named_parameters()}
     learned = {
         named[id(one)]

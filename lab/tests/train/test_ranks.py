@@ -13,10 +13,11 @@ import torch
 
 from ssmax.errors import UsageError
 from ssmax_lab.records import read_metrics
-from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.dist import DistContext, single_process, with_context_parallel
+from ssmax_lab.train.pretraining import pretrain
 from ssmax_lab.train.recipes import long
+from ssmax_lab.train.run import load_run_model
 
 WORKER = Path(__file__).parent / "worker.py"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ssmax_lab.train import init_distributed, pretrain
 from ssmax_lab.train.config import TrainConfig
+from ssmax_lab.train.dist import init_distributed
+from ssmax_lab.train.pretraining import pretrain
 
 
 def gloo_threads() -> list[str]:

@@ -19,8 +19,6 @@ Parallel = Literal["auto", "none", "ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
 Precision = Literal["float32", "bfloat16"]
 OnNonfinite = Literal["stop", "skip"]
-LENGTH = 1024
-"""Tokens of a row of a converted model, unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,53 +281,6 @@ class TrainConfig:
                     text if text.startswith(f"{room}.") else f"{room}.{text}"
                 ) from None
         return dataclasses.replace(self, **changed)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedConfig:
-    """Somebody's model, converted."""
-
-    folder: str = ""
-    """Where `ssmax convert` left it: a whole model, or an adapter."""
-    base: str = ""
-    """Of an adapter: the folder or the name of the model that it is for."""
-    rule: str = "ssmax_bias"
-    """Filled in from the model."""
-    anneals: bool = False
-    """Filled in from the model: s and b are led to the paper's start along the steps."""
-    train_length: int = LENGTH
-    """Tokens of a row."""
-    only_ssmax: bool = False
-    """s and b learn, everything else stays."""
-    ssmax_lr: float = 1e-3
-    """Peak of the learning rate of s and b; that of all else is optim.lr."""
-    gradient_checkpointing: bool = False
-    """Compute a layer again instead of keeping what its gradient needs."""
-
-    def __post_init__(self) -> None:
-        if self.train_length < 2:
-            raise UsageError(f"model.train_length must be at least 2, got {self.train_length}")
-        if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
-            raise UsageError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedTrainConfig(TrainConfig):
-    """A run over a converted model; the loop asks of it what it asks of any other."""
-
-    model: ConvertedConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default_factory=ConvertedConfig
-    )
-
-    def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
-        if self.switch.rule:
-            raise UsageError("switch.rule is for the paper's model; convert with another rule")
-
-    @property
-    def is_bound_to_steps(self) -> bool:
-        """Tell the same of an annealed model."""
-        return self.model.anneals or self.schedule.kind != "constant"
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, str]:

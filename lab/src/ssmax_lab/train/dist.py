@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ssmax._device import select_device
 from ssmax.distributed import SequenceShard, zigzag
 from ssmax.errors import UsageError
-from ssmax_lab.train.config import ConvertedTrainConfig, RunConfig, TrainConfig
+from ssmax_lab.train.config import RunConfig, TrainConfig
 
 VERSIONS_KEPT = 32
 """Of compiled code; what goes beyond is silently not compiled."""
@@ -152,10 +152,10 @@ def with_context_parallel(ranks: DistContext, config: TrainConfig) -> DistContex
     if number == 1:
         return ranks
     data = config.data
-    if isinstance(config, ConvertedTrainConfig) or data.base or data.needle_length:
+    if data.base or data.needle_length:
         raise UsageError(
-            "run.context_parallel is for pretraining on windows of text: packed questions, needles "
-            f"among the text and models of Transformers are not split; leave it at 1, got {number}"
+            "run.context_parallel is for pretraining on windows of text: packed questions and "
+            f"needles among the text are not split; leave it at 1, got {number}"
         )
     if ranks.size == 1:
         # A single process holds whole sequences: the same numbers.

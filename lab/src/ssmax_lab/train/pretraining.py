@@ -16,7 +16,7 @@ from ssmax_lab.train.config import DataConfig, TrainConfig, flat
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
 from ssmax_lab.train.run import check_text, check_vocabulary, resumed_config
-from ssmax_lab.train.task import Batch
+from ssmax_lab.train.step import Batch
 
 
 class Windows:

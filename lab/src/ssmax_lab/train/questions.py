@@ -1,10 +1,8 @@
-"""Check what fine-tuning is given, without torch: questions, text, a converted model."""
+"""Questions to fine-tune on, by name; without torch, so that bad ones are refused at once."""
 
-import filecmp
 from pathlib import Path
 
 from ssmax.errors import UsageError
-from ssmax.hf.sources import is_adapter
 
 INVENTED, HIDDEN = "invented", "hidden"
 """Questions that need no file: about a few facts, or about a number hidden in the base's text.
@@ -12,6 +10,11 @@ INVENTED, HIDDEN = "invented", "hidden"
 `hidden:7` hides numbers of 7 digits.
 """
 HIDDEN_DIGITS = 4
+
+
+def question_sources(questions: str) -> list[str]:
+    """Split what is joined by + into files, "invented" and "hidden"."""
+    return [questions] if Path(questions).is_file() else questions.split("+")
 
 
 def with_full_paths(questions: str) -> str:
@@ -22,45 +25,11 @@ def with_full_paths(questions: str) -> str:
     )
 
 
-def question_sources(questions: str) -> list[str]:
-    """Split into files, "invented" and "hidden"; a file may have a + in its path.
-
-    The longest path that is a file is taken; parts that are neither file nor word stay together.
-    """
-    parts, sources, is_open = questions.split("+"), [], False
-    while parts:
-        joined = ["+".join(parts[:count]) for count in range(len(parts), 0, -1)]
-        found = next((path for path in joined if Path(path).is_file()), None)
-        source = found or parts[0]
-        is_known = found is not None or not is_path(source)
-        if is_open and not is_known:
-            sources[-1] += f"+{source}"
-        else:
-            sources.append(source)
-        is_open = not is_known
-        del parts[: source.count("+") + 1]
-    return sources
-
-
 def check_files(questions: str) -> None:
     """Refuse a file that is not there."""
     for source in question_sources(questions):
         if is_path(source) and not Path(source).is_file():
             raise UsageError(f"there is no file {source}")
-
-
-def are_same_questions(given: str, began: str) -> bool:
-    """Compare questions; a file that was moved is taken for the same, and so is a copy."""
-    mine, theirs = (question_sources(with_full_paths(one)) for one in (given, began))
-    return len(mine) == len(theirs) and all(map(_is_same_source, mine, theirs))
-
-
-def _is_same_source(given: str, began: str) -> bool:
-    if not is_path(given) or not is_path(began):
-        return is_path(given) == is_path(began) and hidden_digits(given) == hidden_digits(began)
-    if given == began or not Path(began).is_file():
-        return True
-    return Path(given).is_file() and filecmp.cmp(given, began, shallow=False)
 
 
 def is_path(source: str) -> bool:
@@ -82,24 +51,3 @@ def hidden_digits(questions: str) -> int | None:
     if int(digits or HIDDEN_DIGITS) < 1:
         raise UsageError(f"a hidden number has at least 1 digit, got {questions!r}")
     return int(digits or HIDDEN_DIGITS)
-
-
-def check_samples(data: Path | None, questions: str | None) -> None:
-    """Refuse text and questions together, and questions that only a run's text can answer."""
-    if data is not None and questions is not None:
-        raise UsageError("text and questions are two runs; give --data or --questions")
-    if any(hidden_digits(source) is not None for source in question_sources(questions or INVENTED)):
-        raise UsageError(
-            "hidden questions are about the text of a run, which a converted model does not have; "
-            "give --questions invented or a file in SQuAD's format, or text with --data"
-        )
-
-
-def check_folder_and_base(source: Path, base: str) -> None:
-    """Refuse what is no folder, an adapter without its base, and a whole model with one."""
-    if not source.is_dir():
-        raise UsageError(f"there is no folder {source}; ssmax convert writes one")
-    if is_adapter(source) and not base:
-        raise UsageError(f"{source} holds an adapter; name the model it is for with --base")
-    if base and not is_adapter(source):
-        raise UsageError(f"{source} holds a whole model; --base is for adapters")

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.eval.needle_score import measure_needle_scores
 from ssmax_lab.eval.position_loss import measure_position_loss
-from ssmax_lab.eval.retrieval import measure_retrieval
+from ssmax_lab.eval.retrieval import measure_needle_scores, measure_retrieval
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from ssmax_lab.data.haystack import hidden_examples, sentence_ends
+from ssmax_lab.data.haystack import hidden_examples
 from ssmax_lab.data.qa import COLOURS, IGNORE, UNANSWERABLE, encode_questions, invented_questions
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM
@@ -251,11 +251,7 @@ def test_questions_too_long_for_the_model_are_refused(small, tmp_path):
 def test_hidden_numbers_stand_in_the_text_and_are_answered():
     tokenizer = load_tokenizer("small")
     text = tokenizer.encode("Some text. It goes on, and on; then it ends. " * 40)
-    options = {
-        "count": 60, "length": 64, "digits": 4, "encode": tokenizer.encode,
-        "breaks": sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-        "end_of_document": tokenizer.vocabulary.end_of_document,
-    }  # fmt: skip
+    options = {"count": 60, "length": 64, "digits": 4, "tokenizer": tokenizer}
     examples = hidden_examples(text, seed=1, **options)
     for example in examples:
         assert example.tokens.size <= 64

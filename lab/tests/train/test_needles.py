@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ssmax_lab.data.haystack import CITIES, NeedleDocuments, sentence_ends
+from ssmax_lab.data.haystack import CITIES, NeedleDocuments
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import load_tokenizer
@@ -24,11 +24,7 @@ def documents():
     text = np.frombuffer(b"It was late. Nobody came, and the rain went on. " * 50, np.uint8)
 
     def make(length: int = 128, seed: int = 0) -> NeedleDocuments:
-        breaks = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
-        return NeedleDocuments(
-            text, length=length, digits=4, seed=seed, encode=tokenizer.encode, breaks=breaks,
-            end_of_document=tokenizer.vocabulary.end_of_document,
-        )  # fmt: skip
+        return NeedleDocuments(text, length=length, digits=4, seed=seed, tokenizer=tokenizer)
 
     return make
 

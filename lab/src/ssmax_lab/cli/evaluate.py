@@ -483,7 +483,7 @@ def _needle_score(
 ) -> None:  # fmt: skip
     import numpy as np
 
-    from ssmax_lab.eval.needle_score import top_heads
+    from ssmax_lab.eval.retrieval import top_heads
     from ssmax_lab.records import NEEDLE_SCORE
 
     scores = here.needle_scores(

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import re
@@ -50,9 +51,21 @@ class Tokenizer(abc.ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; what is not UTF-8 becomes the replacement character."""
 
+    @functools.cached_property
+    def sentence_ends(self) -> frozenset[int]:
+        """Find the tokens whose text ends a sentence or a line."""
+        return sentence_ends(self.decode, self.vocabulary.size)
+
     def from_file(self, tokens: np.ndarray) -> Sequence[int] | np.ndarray:
         """Take ready tokens of a file as this vocabulary has them."""
         return tokens
+
+
+def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
+    """Find the tokens whose text ends a sentence or a line."""
+    return frozenset(
+        token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
+    )
 
 
 def load_tokenizer(name: str) -> Tokenizer:

@@ -19,11 +19,13 @@ from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer
-from ssmax_lab.eval.needle_score import measure_needle_scores
 from ssmax_lab.eval.position_loss import measure_position_loss
 from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
-from ssmax_lab.eval.retrieval import measure_retrieval
-from ssmax_lab.eval.retrieval_grid import measure_retrieval_by_length
+from ssmax_lab.eval.retrieval import (
+    measure_needle_scores,
+    measure_retrieval,
+    measure_retrieval_by_length,
+)
 from ssmax_lab.eval.sharpness import measure_sharpness
 from ssmax_lab.model import LM
 from ssmax_lab.records import (

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.haystack import haystack_text, hidden_examples, sentence_ends
+from ssmax_lab.data.haystack import haystack_text, hidden_examples
 from ssmax_lab.data.qa import (
     Example,
     Packed,
@@ -192,9 +192,7 @@ def _examples(questions: str, base: Path, *, length: int, seed: int) -> tuple[li
                 length=length,
                 digits=digits,
                 seed=seed,
-                encode=tokenizer.encode,
-                breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-                end_of_document=end_of_document,
+                tokenizer=tokenizer,
             )
             continue
         if source == INVENTED:

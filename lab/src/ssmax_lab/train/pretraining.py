@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.haystack import NeedleDocuments, haystack_text, sentence_ends
+from ssmax_lab.data.haystack import NeedleDocuments, haystack_text
 from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet, Vocabulary
 from ssmax_lab.data.stream import TokenStream
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
@@ -64,9 +64,7 @@ def with_needles(text: Windows, config: DataConfig, tokenizer: Tokenizer) -> Wit
         length=config.needle_length,
         digits=config.needle_digits,
         seed=config.seed,
-        encode=tokenizer.encode,
-        breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-        end_of_document=tokenizer.vocabulary.end_of_document,
+        tokenizer=tokenizer,
     )
     return WithNeedles(text, needles, per_row=config.needles_per_row)
 

@@ -112,9 +112,9 @@ def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save(tmp_path, 1)
     folder = checkpoint_folder(tmp_path, 1)
-    with pytest.raises(ValueError, match="holds no model.other"):
+    with pytest.raises(ValueError, match=r"another model.*Missing key .*model\.other"):
         load_tensors(folder, {"model.other": torch.zeros(3)}, CPU)
-    with pytest.raises(ValueError, match=r"model.w is \(3,\) there, \(4,\) here"):
+    with pytest.raises(ValueError, match=r"another model.*\[3\].*\[4\].*model\.w"):
         load_tensors(folder, {"model.w": torch.zeros(4)}, CPU)
 
 

@@ -11,7 +11,7 @@ from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM
 from ssmax_lab.records import read_metrics
 from ssmax_lab.train.dist import single_process
-from ssmax_lab.train.pretraining import Windows, pretrain, with_needles
+from ssmax_lab.train.pretraining import Windows, WithNeedles, pretrain
 from ssmax_lab.train.step import Loss, accumulate_gradients, make_optimizer
 
 CPU = single_process(torch.device("cpu"))
@@ -66,7 +66,7 @@ def test_a_document_too_short_for_its_needle_is_refused(documents):
 def mixed(small, tokens):
     config = small("b", **NEEDLES)
     text = Windows(ShardSet.open(tokens / "train"), length=256, seed=0)
-    return config, text, with_needles(text, config.data, load_tokenizer("bytes"))
+    return config, text, WithNeedles(text, config.data, load_tokenizer("bytes"))
 
 
 def test_the_numbers_of_a_step_weigh_as_much_as_its_text(mixed):

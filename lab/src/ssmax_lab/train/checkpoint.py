@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -232,29 +231,17 @@ def read_state(folder: Path) -> TrainState:
 
 
 def load_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: DistContext) -> None:
-    """Fill the tensors from a checkpoint, in place; one that it lacks is named."""
-    stored = tensor_shapes(folder)
-    for name, tensor in tensors.items():
-        if name not in stored:
-            raise UsageError(f"{folder} holds no {name}: it is the checkpoint of another model")
-        if stored[name] != tuple(tensor.shape):
-            raise UsageError(
-                f"{folder} is the checkpoint of another model: {name} is {stored[name]} there, "
-                f"{tuple(tensor.shape)} here"
-            )
-    with _quiet_when_alone():
-        reader = HuggingFaceStorageReader(str(folder))
-        load(dict(tensors), storage_reader=reader, no_dist=ranks.size == 1)
-
-
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shapes of a checkpoint's tensors by name."""
-    stored = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {
-        name: tuple(tensor.size)
-        for name, tensor in stored.items()
-        if isinstance(tensor, TensorStorageMetadata)
-    }
+    """Fill the tensors from a checkpoint, in place; one that lacks any is refused."""
+    try:
+        with _quiet_when_alone():
+            reader = HuggingFaceStorageReader(str(folder))
+            load(dict(tensors), storage_reader=reader, no_dist=ranks.size == 1)
+    except CheckpointException as error:
+        # Of every rank that failed; the first cause is the one to show.
+        cause = next(iter(error.failures.values()))[0]
+        raise UsageError(
+            f"{folder} is the checkpoint of another model, or cannot be read: {cause}"
+        ) from error
 
 
 def _steps(run: Path) -> list[Path]:

@@ -247,9 +247,13 @@ def _check_nothing_is_lost(folder: Path, config: TrainConfig) -> None:
 
 def _all_phases(setup: Setup, state: TrainState, found: Path | None) -> Outcome:
     """Train a phase for each rule: a switch is a checkpoint of the old model, read by the new."""
-    outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
-    for model_config, last_step in _phases(setup.config):
-        if state.step < last_step or (state.step == last_step == setup.config.run.steps):
+    config, outcome = setup.config, Outcome(step=state.step, stopped_by=None, loss=math.nan)
+    phases = [(config.model, config.switch_step)]
+    if config.switch.rule:
+        switched = dataclasses.replace(config.model, rule=config.switch.rule)
+        phases.append((switched, config.run.steps))
+    for model_config, last_step in phases:
+        if state.step < last_step or (state.step == last_step == config.run.steps):
             outcome, state = _one_phase(setup, model_config, state, found, last_step)
             found = checkpoint.checkpoint_folder(setup.folder, state.step)
         if outcome.stopped_by is not None:
@@ -268,13 +272,6 @@ def _one_phase(
     phase = _Phase(setup, model_config, state, found)
     setup.write_config()
     return phase.run(last_step), phase.state
-
-
-def _phases(config: TrainConfig) -> Iterator[tuple[LMConfig, int]]:
-    """Yield each model with the step that it is trained to."""
-    yield config.model, config.switch_step
-    if config.switch.rule:
-        yield dataclasses.replace(config.model, rule=config.switch.rule), config.run.steps
 
 
 class _Phase:

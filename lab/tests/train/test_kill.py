@@ -81,7 +81,9 @@ def test_twenty_kills(small, tmp_path, seed):
     kill_and_compare(small, tmp_path, kills=20, seed=seed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_run_with_a_checkpoint(small, tmp_path, number):
     config = small("b", run__steps=100_000, run__checkpoint_every=100_000)
     process = start(tmp_path / "run", config)

@@ -64,8 +64,8 @@ def test_two_ranks_are_one(small, tmp_path, train, parallel):
 @pytest.mark.parametrize(
     ("number", "context", "parallel", "letter"),
     [
-        (2, 2, "fsdp2", "d"),
-        (4, 2, "fsdp2", "b"),
+        (4, 2, "fsdp2", "d"),
+        pytest.param(2, 2, "fsdp2", "b", marks=pytest.mark.slow),
         pytest.param(2, 2, "ddp", "a", marks=pytest.mark.slow),
         pytest.param(4, 4, "fsdp2", "b", marks=pytest.mark.slow),
     ],
@@ -93,9 +93,16 @@ def test_ranks_that_share_sequences_are_one(
         torch.testing.assert_close(split[name], one[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train):
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [(2, 4, 2), (1, 6, 2)],
+        pytest.param([(2, 2, 2), (4, 4, 4), (1, 6, 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train, starts):
     config = small("b", run__steps=4, run__parallel="fsdp2", run__context_parallel=2)
-    for ranks, steps, context in ((2, 2, 2), (4, 4, 4), (1, 6, 2)):
+    for ranks, steps, context in starts:
         given = {"run.steps": steps, "run.context_parallel": context}
         train(ranks, tmp_path / "run", config.with_overrides(given))
     train(1, tmp_path / "whole", small("b", run__steps=6))
@@ -118,7 +125,9 @@ def test_what_cannot_be_split_is_refused(small, overrides, keyword):
         with_context_parallel(ranks, small("b").with_overrides(overrides))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, before, after):
     config = small("b", run__steps=8, run__parallel="fsdp2")
     longer = config.with_overrides({"run.steps": 16})
@@ -140,6 +149,7 @@ def command_line(ranks, folder, *typed):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_a_line_of_each(small, tmp_path, tokens):
     """The first rank finds the folder taken; none is left waiting or ends in a traceback."""
     (tmp_path / "quick-b").mkdir()

@@ -16,7 +16,7 @@ from ssmax_lab.train.dist import init_distributed
 from ssmax_lab.train.finetuning import _examples, question_rows
 from ssmax_lab.train.loop import validation_loss
 from ssmax_lab.train.pretraining import Windows
-from ssmax_lab.train.questions import HIDDEN
+from ssmax_lab.train.question_sources import HIDDEN
 from ssmax_lab.train.recipes import configured, quick
 from ssmax_lab.train.run import load_run_model, read_run_config
 from ssmax_lab.train.step import parallel_loss

@@ -125,9 +125,7 @@ def test_what_cannot_be_split_is_refused(small, overrides, keyword):
         with_context_parallel(ranks, small("b").with_overrides(overrides))
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, before, after):
     config = small("b", run__steps=8, run__parallel="fsdp2")
     longer = config.with_overrides({"run.steps": 16})

@@ -5,6 +5,7 @@ figures 7 and 8 the attention from the end of the prompt to the number.
 """
 
 import dataclasses
+import functools
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -60,16 +61,13 @@ def measure_retrieval(
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
     done = _finished(out, run, provenance.config_hash, trials)
+    prompt = functools.partial(
+        make_haystack, tokenizer, text, seed=seed, digits=digits, begun=begun
+    )
     cells = [(length, depth) for length in lengths for depth in depths]
     for number, (length, depth) in enumerate(cells, 1):
         if (length, depth) not in done:
-            stacks = [
-                make_haystack(
-                    tokenizer, text, length=length, depth=depth, trial=trial, seed=seed,
-                    digits=digits, begun=begun,
-                )
-                for trial in range(trials)
-            ]  # fmt: skip
+            stacks = [prompt(length=length, depth=depth, trial=trial) for trial in range(trials)]
             found = [
                 NeedleTrial(
                     run=run,
@@ -114,16 +112,14 @@ def measure_retrieval_by_length(
     Weights are means over the first `weighed` trials of every depth. The prompts of a length are
     the same for every model.
     """
+    prompt = functools.partial(make_haystack, tokenizer, text, seed=seed, digits=digits)
     accuracies, weights = [], []
     for done, length in enumerate(lengths, 1):
         stacks = [
-            make_haystack(
-                tokenizer, text, length=length, depth=depth, trial=trial, seed=seed,
-                digits=digits,
-            )
+            prompt(length=length, depth=depth, trial=trial)
             for trial in range(trials)
             for depth in depths
-        ]  # fmt: skip
+        ]
         said = answers(model, tokenizer, stacks, batch=batch)
         found = [
             is_exact_match(one, stack.needle.number)
@@ -173,16 +169,13 @@ def measure_needle_scores(
         raise UsageError(f"batch must be at least 1, got {batch}")
     drawn = np.random.default_rng(seed).random(trials).tolist()
     depths = drawn if depth is None else [depth] * trials
+    prompt = functools.partial(
+        make_haystack, tokenizer, text, seed=seed, digits=digits, needle=needle
+    )
     scores: list[NeedleScore] = []
     for start in range(0, trials, batch):
         numbers = range(start, min(start + batch, trials))
-        stacks = [
-            make_haystack(
-                tokenizer, text, length=length, depth=depths[trial], trial=trial, seed=seed,
-                digits=digits, needle=needle,
-            )
-            for trial in numbers
-        ]  # fmt: skip
+        stacks = [prompt(length=length, depth=depths[trial], trial=trial) for trial in numbers]
         on_needles = attention_on_needles(model, stacks, device=device)
         said_each = answers(model, tokenizer, stacks, batch=batch)
         for trial, stack, weights_LH, said in zip(

@@ -35,19 +35,13 @@ class DistContext:
     size: int
     device: torch.device
     groups: dict[str, dist.ProcessGroup]
-    """By what they are for; none with a single process, nor after the end."""
+    """By what they are for; none with a single process, nor after the end.
+
+    `cpu`: what processes agree on without asking their devices. `checkpoint`: threads that write
+    checkpoints meanwhile. `context`: ranks that hold one sequence together.
+    """
     context_parallel: int = 1
     """Neighbouring ranks that hold one sequence together."""
-
-    @property
-    def cpu_group(self) -> dist.ProcessGroup | None:
-        """Give the group for what processes agree on without asking their devices."""
-        return self.groups.get("cpu_group")
-
-    @property
-    def checkpoint_group(self) -> dist.ProcessGroup | None:
-        """Give the group for the threads that write checkpoints meanwhile."""
-        return self.groups.get("checkpoint_group")
 
     @property
     def data_rank(self) -> int:
@@ -88,7 +82,7 @@ class DistContext:
         if self.size == 1:
             return value
         values = torch.tensor(value)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.cpu_group)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.groups.get("cpu"))
         return int(values.item())
 
     def on_rank0(self, function: Callable[[], Any]) -> Any:
@@ -107,14 +101,14 @@ class DistContext:
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
-            dist.barrier(group=self.cpu_group)
+            dist.barrier(group=self.groups.get("cpu"))
 
     def broadcast(self, value: Any) -> Any:
         """Return the first rank's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.cpu_group)
+        dist.broadcast_object_list(box, src=0, group=self.groups.get("cpu"))
         return box[0]
 
 
@@ -137,7 +131,7 @@ def init_distributed(device: str | None = None) -> Iterator[DistContext]:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     groups: dict[str, dist.ProcessGroup] = {}
     try:
-        groups |= {name: _gloo_group() for name in ("cpu_group", "checkpoint_group")}
+        groups |= {name: _gloo_group() for name in ("cpu", "checkpoint")}
         yield DistContext(rank=rank, size=size, device=here, groups=groups)
     finally:
         # A group's threads end with its last reference, whatever torch was told. Those that live

@@ -25,7 +25,7 @@ from ssmax_lab.records import config_hash
 from ssmax_lab.train.config import SwitchConfig, TrainConfig
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.questions import (
+from ssmax_lab.train.question_sources import (
     HIDDEN,
     INVENTED,
     hidden_digits,

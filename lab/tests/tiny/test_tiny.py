@@ -13,7 +13,7 @@ from ssmax_lab.data.sources import embedded_version
 from ssmax_lab.records import NeedleScore, NeedleTrial, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
 from ssmax_lab.train.dist import init_distributed
-from ssmax_lab.train.finetuning import _examples, question_rows
+from ssmax_lab.train.finetuning import HELD_OUT, Rows, _examples
 from ssmax_lab.train.loop import validation_loss
 from ssmax_lab.train.pretraining import Windows
 from ssmax_lab.train.question_sources import HIDDEN
@@ -53,7 +53,7 @@ def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
     length, seed = config.model.train_length, config.data.seed
     if config.data.base:
         examples, _ = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
-        _, samples = question_rows(examples, length=length, seed=seed)
+        samples = Rows(examples[::HELD_OUT], length=length, seed=seed)
     else:
         shards = ShardSet.open(home / config.data.folder / VALIDATION)
         samples = Windows(shards, length=length, seed=seed)

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -96,7 +96,7 @@ def _scramble(values: np.ndarray) -> np.ndarray:
     return values ^ values >> np.uint64(31)
 
 
-def prefetched(make: Callable[[int], T], start: int = 0) -> Iterator[T]:
+def prefetched(make: Callable[[int], T], start: int = 0) -> Generator[T, None, None]:
     """Make make(start), make(start + 1) and so on in a thread, up to two ahead of their use."""
     steps = itertools.count(start)
     with ThreadPoolExecutor(1) as thread:

@@ -1,12 +1,10 @@
 """Ranks on gloo: two are one, and a run may go on with another number of them."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +16,6 @@ from ssmax_lab.train.dist import DistContext, single_process, with_context_paral
 from ssmax_lab.train.pretraining import pretrain
 from ssmax_lab.train.recipes import long
 from ssmax_lab.train.run import load_run_model
-
-WORKER = Path(__file__).parent / "worker.py"
-
 
 CPU = single_process(torch.device("cpu"))
 
@@ -34,7 +29,7 @@ def train(run_ranks):
             is_there = (folder / "config.json").exists()
             pretrain(config, folder, ranks=CPU, resume=is_there)
             return []
-        return run_ranks(ranks, str(WORKER), str(folder), json.dumps(config.to_dict()))
+        return run_ranks(ranks, folder, config)
 
     return train
 
@@ -171,8 +166,7 @@ def test_where_the_first_rank_cannot_write_none_waits(small, tmp_path, run_ranks
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "checkpoints").write_text("no folder")
-    config = json.dumps(small("b", run__steps=4).to_dict())
-    for said in run_ranks(2, str(WORKER), str(folder), config, code=1):
+    for said in run_ranks(2, folder, small("b", run__steps=4), code=1):
         assert "File exists" in said or "Not a directory" in said
         assert "cannot be written" in said
 

@@ -236,3 +236,15 @@ def test_two_numbers_say_the_n_of_positions_and_windows(queries, keys, is_causal
     else:
         counts = spec.num_visible()
         assert torch.equal(ramp.counts(queries), counts.expand(queries))
+
+
+def test_queries_and_gradients_of_any_layout():
+    """Also where channels do not stand side by side, which kernels ask for."""
+    s = torch.rand(4)
+    q = torch.randn(2, 8, 6, 4).transpose(1, 3).requires_grad_()
+    dy = torch.randn(2, 8, 6, 4).transpose(1, 3)
+    exact = plain(q, s, n=Ramp(1, 6))
+    scaled = api.scale_by_kernel(q, s, None, Ramp(1, 6))
+    torch.testing.assert_close(scaled, exact)
+    (dq,), (exact_dq,) = (torch.autograd.grad(y, q, dy) for y in (scaled, exact))
+    torch.testing.assert_close(dq, exact_dq)

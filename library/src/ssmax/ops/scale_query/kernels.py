@@ -126,7 +126,8 @@ class Scaling:
 
         n of query t is min(first + t, most), or what `n`, (T,) or (B | 1, T), holds for it.
         """
-        q, y = _unit_width_stride(q_BHTD), torch.empty_like(q_BHTD)
+        q = _unit_width_stride(q_BHTD)
+        y = torch.empty_like(q)
         strides = *q.stride()[:3], *y.stride()[:3]
         launch = self._forwards.get(strides)
         if launch is None:
@@ -146,7 +147,8 @@ class Scaling:
         numbers: tuple[int, int, float],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute dq and, where q is given, the gradients of s and b."""
-        dy, dq = _unit_width_stride(dy_BHTD), torch.empty_like(dy_BHTD)
+        dy = _unit_width_stride(dy_BHTD)
+        dq = torch.empty_like(dy)
         q = dy if q_BHTD is None else _unit_width_stride(q_BHTD)
         needs_parts = q_BHTD is not None
         strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]

@@ -2,7 +2,6 @@
 
 # p_ pointer, b_ block, o_ offset, m_ mask, i_ program id; B batch, H heads, T tokens, D head_dim
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,10 +28,14 @@ def _turn_kernel(
 
 
 def turn(x_BHTD: Tensor, start_B: Tensor, back: bool) -> Tensor:
-    """Turn rows as `turn_reference` does."""
+    """Turn rows as `turn_reference` does, into one layout, whatever that of x is.
+
+    cuDNN's backward keeps its plan by the layout of q, k and v alone (torch 2.11): a gradient that
+    is laid out otherwise than the first of its shape was would be read wrongly.
+    """
     batch, heads, tokens, width = x_BHTD.shape
     x = x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
-    y = torch.empty_like(x)
+    y = x.new_empty((batch, tokens, heads, width)).transpose(1, 2)
     block_d = triton.next_power_of_2(width)
     block_t = max(ELEMENTS_PER_PROGRAM // block_d, 1)
     numbers = tokens, heads, *x.stride()[:3], *y.stride()[:3], width, block_d, block_t, back

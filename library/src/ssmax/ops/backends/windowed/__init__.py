@@ -86,8 +86,12 @@ class _Windowed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        near = (x.flatten(0, 1) for x in (gradients[0], q, k, v, out, lse))
-        far = (_late(gradients[0]), _late(q), _early(k), _early(v), _late(out), _late(lse))
+        dout = gradients[0]
+        if dout.stride() != out.stride():
+            # cuDNN keeps its plan by the layout of q, k and v alone: that of dout must not vary.
+            dout = torch.empty_like(out).copy_(dout)
+        near = (x.flatten(0, 1) for x in (dout, q, k, v, out, lse))
+        far = (_late(dout), _late(q), _early(k), _early(v), _late(out), _late(lse))
         grads = [
             x.unflatten(0, q.shape[:2]) for x in _causal_backward(*near, ctx.scale, ctx.extras)
         ]

@@ -217,7 +217,10 @@ def test_strides_of_every_kind(device):
     )
     sliced = fused_projection[:, :4], fused_projection[:, 4:]
     wide = tuple(torch.stack((x, x), dim=-1)[..., 0] for x in (inputs["q"], inputs["k"]))
-    for q, k in (sliced, wide):
+    tokens_inside = tuple(
+        x.transpose(1, 3).contiguous().transpose(1, 3) for x in (inputs["q"], inputs["k"])
+    )
+    for q, k in (sliced, wide, tokens_inside):
         out = rope_scale(q, k, *tables, inputs["factor"], impl="triton")
         for x, y in zip(out, expected, strict=True):
             torch.testing.assert_close(x, y)

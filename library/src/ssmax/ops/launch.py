@@ -65,6 +65,11 @@ class Prepared:
         return self._kernel[self._grid](*tensors, *numbers, *self._numbers, num_warps=self._warps)
 
 
+def unit_stride(x: Tensor) -> Tensor:
+    """Lay channels side by side, as kernels read and write them, if they are not."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
 def launch(
     kernel: Any,
     grid: tuple[int, ...],

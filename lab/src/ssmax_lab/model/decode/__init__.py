@@ -12,6 +12,7 @@ from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32
 from ssmax.ops.implementation import Impl, choose_impl, register_op
+from ssmax.ops.launch import unit_stride
 
 
 def decode_attention(
@@ -65,7 +66,7 @@ def _decode_attention_op(
 
 @_decode_attention_op.register_fake
 def _(q, k, v, start, stop, scale):
-    return torch.empty_like(q)
+    return torch.empty_like(unit_stride(q))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ssmax.ops.implementation import traceable
+from ssmax.ops.launch import unit_stride
 
 KEYS_AT_A_TIME = 128
 BYTES_AT_A_TIME = 1 << 14
@@ -114,10 +115,10 @@ def decode_attention(
     """One query a row over its part of the cache; laid out as q."""
     batch, heads, _, width = q_BH1D.shape
     kv_heads, room = k_BGSD.shape[1:3]
-    out = torch.empty_like(q_BH1D)
+    q, k, v = (unit_stride(x) for x in (q_BH1D, k_BGSD, v_BGSD))
+    out = torch.empty_like(q)
     if out.numel() == 0:
         return out
-    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q_BH1D, k_BGSD, v_BGSD))
     # Rounded up: between one and two for a multiprocessor, half of them would wait for the others.
     wanted = triton.cdiv(PROGRAMS_TOGETHER, batch * kv_heads)
     parts = max(1, min(room // FEWEST_KEYS_OF_A_PART, wanted))

@@ -13,7 +13,7 @@ from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import at_least_float32, check_tensor
 from ssmax.ops.implementation import Impl, choose_impl, register_op
-from ssmax.ops.launch import launch_traced
+from ssmax.ops.launch import launch_traced, unit_stride
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 from ssmax.ops.scale import Number, ssmax_factor
@@ -108,18 +108,19 @@ def _rope_ssmax_op(
 
 @_rope_ssmax_op.register_fake
 def _(q, k, cos, sin, num_keys, s, bias):
-    return torch.empty_like(q), torch.empty_like(k)
+    return torch.empty_like(unit_stride(q)), torch.empty_like(unit_stride(k))
 
 
 @_rope_scale_op.register_fake
 def _(q, k, cos, sin, factor):
-    return torch.empty_like(q), torch.empty_like(k)
+    return torch.empty_like(unit_stride(q)), torch.empty_like(unit_stride(k))
 
 
 @_rope_scale_backward_op.register_fake
 def _(dq_out, dk_out, q, cos, sin, factor):
     dfactor = factor.new_empty(factor.shape if q is not None else 0)
-    return torch.empty_like(dq_out), torch.empty_like(dk_out), dfactor
+    dq, dk = (torch.empty_like(unit_stride(x)) for x in (dq_out, dk_out))
+    return dq, dk, dfactor
 
 
 def _setup_context(ctx, inputs, output) -> None:

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmax.ops.launch import Launch, launch
+from ssmax.ops.launch import Launch, launch, unit_stride
 
 # Measured on an H200 (LOG.md): within 3 % of the best in both directions at head_dim 64 and 128.
 TOKENS_PER_PROGRAM = 16
@@ -173,8 +173,8 @@ def step(
     """
     batch, query_heads, _, width = q_BH1D.shape
     kv_heads, half = k_BG1D.shape[1], cos.shape[-1]
-    q_out, k_out = torch.empty_like(q_BH1D), torch.empty_like(k_BG1D)
-    q, k = _unit_width_stride(q_BH1D), _unit_width_stride(k_BG1D)
+    q, k = unit_stride(q_BH1D), unit_stride(k_BG1D)
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     rest = width - 2 * half
     one_table = cos.dim() == 2 or cos.shape[0] == 1
     launch(
@@ -208,8 +208,9 @@ def forward(
 
     `factor` is (B, H, T), or (1, H, T) where all rows share it.
     """
-    q_out, k_out = torch.empty_like(q_BHTD), torch.empty_like(k_BGTD)
-    _turn(launch, q_BHTD, k_BGTD, cos, sin, factor, q_out, k_out)
+    q, k = unit_stride(q_BHTD), unit_stride(k_BGTD)
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    _turn(launch, q, k, cos, sin, factor, q_out, k_out)
     return q_out, k_out
 
 
@@ -224,6 +225,7 @@ def backward(
     launch: Launch = launch,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and, where q is given, the factor's gradient; else an empty tensor."""
+    dq_out, dk_out = unit_stride(dq_out), unit_stride(dk_out)
     dq, dk = torch.empty_like(dq_out), torch.empty_like(dk_out)
     if q_BHTD is None:
         _turn(launch, dq_out, dk_out, cos, sin, factor, dq, dk, backward=True)
@@ -260,8 +262,7 @@ def _turn(
     blocks_per_row = triton.cdiv(tokens, block_t)
     programs = triton.cdiv(batch, ROWS_PER_PROGRAM) * blocks_per_row
     needs_dfactor = saved_q is not None
-    q, k = _unit_width_stride(q), _unit_width_stride(k)
-    saved_q = q if saved_q is None else _unit_width_stride(saved_q)
+    saved_q = q if saved_q is None else unit_stride(saved_q)
     dfactor = factor if dfactor is None else dfactor
     launch(
         _turn_kernel,
@@ -284,7 +285,3 @@ def _widths(half: int, rest: int) -> tuple[int, int, int, int]:
     """Half of what turns, what does not, and the powers of two that hold them."""
     powers = (triton.next_power_of_2(max(width, 1)) for width in (half, rest))
     return half, rest, *powers
-
-
-def _unit_width_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmax.ops.launch import Prepared
+from ssmax.ops.launch import Prepared, unit_stride
 
 ELEMENTS_PER_PROGRAM = 4096
 
@@ -126,7 +126,7 @@ class Scaling:
 
         n of query t is min(first + t, most), or what `n`, (T,) or (B | 1, T), holds for it.
         """
-        q = _unit_width_stride(q_BHTD)
+        q = unit_stride(q_BHTD)
         y = torch.empty_like(q)
         strides = *q.stride()[:3], *y.stride()[:3]
         launch = self._forwards.get(strides)
@@ -147,9 +147,9 @@ class Scaling:
         numbers: tuple[int, int, float],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute dq and, where q is given, the gradients of s and b."""
-        dy = _unit_width_stride(dy_BHTD)
+        dy = unit_stride(dy_BHTD)
         dq = torch.empty_like(dy)
-        q = dy if q_BHTD is None else _unit_width_stride(q_BHTD)
+        q = dy if q_BHTD is None else unit_stride(q_BHTD)
         needs_parts = q_BHTD is not None
         strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]
         launch = self._backwards.get((strides, needs_parts))
@@ -166,7 +166,3 @@ class Scaling:
         launch(dy, q, dq, parts, s_H, bias_H, n, numbers=numbers)
         sums = parts.sum(-1)
         return (dq, sums[0], None) if bias_H is None else (dq, *sums.unbind())
-
-
-def _unit_width_stride(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()

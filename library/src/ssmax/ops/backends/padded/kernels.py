@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ssmax.ops.launch import launch
+from ssmax.ops.launch import launch, unit_stride
 
 ELEMENTS_PER_PROGRAM = 4096
 
@@ -34,7 +34,7 @@ def turn(x_BHTD: Tensor, start_B: Tensor, back: bool) -> Tensor:
     is laid out otherwise than the first of its shape was would be read wrongly.
     """
     batch, heads, tokens, width = x_BHTD.shape
-    x = x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
+    x = unit_stride(x_BHTD)
     y = x.new_empty((batch, tokens, heads, width)).transpose(1, 2)
     block_d = triton.next_power_of_2(width)
     block_t = max(ELEMENTS_PER_PROGRAM // block_d, 1)

@@ -9,9 +9,10 @@ import io
 import re
 from pathlib import Path
 
-import docs_site
 import pytest
 import torch
+
+import docs_site
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,12 +10,12 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-import engines_table
-import licences
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+import engines_table
+import licences
 from ssmax_lab.analysis.findings import Findings
 from ssmax_lab.report.page import explorer_page
 from ssmax_lab.report.results import read_results, tables

@@ -45,6 +45,13 @@ def test_a_block_prints_what_stands_below_it(code, output):
     assert printed.getvalue() == output
 
 
+def test_code_fits_the_page():
+    """The site shows 100 columns beside its contents."""
+    for page in PAGES:
+        for block in re.findall(r"^```\w+\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            assert [line for line in block.splitlines() if len(line) > 100] == [], page.name
+
+
 def test_links_lead_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):

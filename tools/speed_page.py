@@ -55,6 +55,37 @@ def wall_clock() -> list[str]:
     return lines
 
 
+def other_calls() -> list[str]:
+    """What ours takes, times what one would call instead, in each other case."""
+    yardsticks = {
+        "window": "flex (yardstick)",
+        "padding": "unpadded, two lines (yardstick)",
+        "compiled": "two lines",
+        "Llama": "softmax (yardstick)",
+        "RoPE": "softmax (yardstick)",
+        "S4096 H12 D64, layer": "softmax (yardstick)",
+    }
+    rows = {(row["shape"], row["mode"], row["competitor"]): row for row in newest("wall_clock")}
+    cells: dict[str, list[str]] = {}
+    for part, yardstick in yardsticks.items():
+        for shape, mode, name in rows:
+            base = rows.get((shape, mode, yardstick))
+            if name != "ours" or base is None or "kernels" in mode:
+                continue
+            if part not in f"{shape} {mode}":
+                continue
+            way = next((way for way in ("compiled", "generate", "step") if way in mode), "")
+            row = f"{shape}{', ' if way else ''}{way}".replace(", step", "")
+            has_gradients = "backward" in mode or "training" in mode
+            column = 2 if has_gradients else 0
+            ratio = float(rows[shape, mode, "ours"]["ratio"]) / float(base["ratio"])
+            each = cells.setdefault(row, [yardstick.removesuffix(" (yardstick)"), *[""] * 4])
+            each[1 + column : 3 + column] = f"{float(base['milliseconds']):.3f} ms", f"{ratio:.2f}"
+    head = ["call", "instead", "forward: instead", "ours", "forward+backward: instead", "ours"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return lines + [f"| {row} | {' | '.join(each)} |" for row, each in cells.items()]
+
+
 def training() -> list[str]:
     """Steps of the paper's model."""
     lines = ["| | ms a step | tokens/s | times the plain loop | peak |", "|---|---|---|---|---|"]
@@ -163,7 +194,7 @@ def context_picture() -> Figure:
     )
 
 
-TABLES = {"wall clock": wall_clock, "training": training, "decoding": decoding}
+TABLES = {"wall clock": wall_clock, "other calls": other_calls, "training": training, "decoding": decoding}
 
 
 DRAWN = {"speed": bars_picture, "context": context_picture}

@@ -335,6 +335,13 @@ def test_configs_without_a_scale_or_with_two_are_refused(tmp_path):
     same = {"beta": 0.1, "original_max_position_embeddings": 64}
     found = find_scale({**plain, "rope_parameters": steps, "llama_4_scaling": same})
     assert "rope_parameters and llama_4_scaling" in found.where
+    for nothing in (
+        {**plain, "rope_parameters": {**steps, "llama_4_scaling_beta": 0.0}},
+        {**plain, "llama_4_scaling": {**same, "beta": 0}},
+        transformers.Llama4TextConfig(attn_scale=0.0).to_dict(),
+    ):
+        with pytest.raises(UsageError, match="beta of 0 .* nothing to audit"):
+            find_scale(nothing)
     off = transformers.Llama4TextConfig(attn_temperature_tuning=False).to_dict()
     with pytest.raises(UsageError, match="declares no scale"):
         find_scale(off)

@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-import socket
 import subprocess
 import sys
 
@@ -26,9 +25,9 @@ BAD = [
     ("export texts out --to hf --check-tokens 1", "--check-tokens"),
     ("bench --heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads"),
     ("bench --dtype int8", "--dtype must be one of"),
-    ("bench --tokens 0", "--tokens must be at least 1"),
-    ("bench --heads 0", "--heads must be at least 1"),
-    ("bench --kv-heads 0", "--kv-heads must be at least 1"),
+    ("bench --tokens 0", "'--tokens'"),
+    ("bench --heads 0", "'--heads'"),
+    ("bench --kv-heads 0", "'--kv-heads'"),
 ]
 
 
@@ -154,27 +153,10 @@ def test_bench_tells_the_cost_of_a_shape(capsys):
     assert "softmax" in capsys.readouterr().out
 
 
-def test_a_shape_that_no_memory_holds_is_one_line(capsys):
-    assert cli.run(["bench", "--tokens", "100000000", "--device", "cpu"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1 and "GiB" in told and "fewer --tokens" in told
-
-
 @pytest.mark.parametrize("name", ["nomodel", "./a/b", "/nowhere", "a/b/", "a/b/c"])
 def test_what_is_no_name_on_the_hub_is_not_looked_for_there(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ssmax.hf.sources._answers", lambda _: pytest.fail("it was asked"))
+    asked = "transformers.PretrainedConfig.get_config_dict"
+    monkeypatch.setattr(asked, lambda _: pytest.fail("it was asked"))
     assert cli.run(["convert", name, "out"]) == 2
     assert "there is no" in (told := capsys.readouterr().err) and told.count("\n") == 1
-
-
-def test_a_hub_that_does_not_answer_is_told_in_seconds(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ssmax.hf.sources.SECONDS_FOR_THE_HUB", 0.5)
-    # It takes connections, and says nothing.
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        assert cli.run(["convert", "some/model", "out"]) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1 and f"{address} cannot be reached" in told

@@ -230,6 +230,7 @@ def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "ministral3"}')
+    (folder / "tokenizer.json").touch()
     return folder
 
 
@@ -249,6 +250,12 @@ def test_bad_usage_is_one_line(model, tmp_path, monkeypatch, capsys):
         port = taken.getsockname()[1]
         assert "--port" in refused(model, "--engine", "transformers", "--port", port)
     assert "--port" in refused(model, "--engine", "transformers", "--port", 0)
+    (model / "tokenizer.json").unlink()
+    assert "holds no tokenizer" in refused(model, "--engine", "transformers")
+    monkeypatch.setattr(serving, "python_of", lambda engine: None)
+    assert "no engine is installed" in refused(model, "--", "--tokenizer", "another")
+    (model / "tokenizer.json").touch()
+    monkeypatch.undo()
     odd = model.rename(tmp_path / "a@b")
     assert "rename" in refused(odd, "--engine", "transformers")
     monkeypatch.setattr(serving, "python_of", lambda engine: None)

@@ -404,7 +404,7 @@ def test_a_record_with_unknown_fields_is_refused(tmp_path):
     ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
     values = json.loads((tmp_path / "ssmax.json").read_text())
     (tmp_path / "ssmax.json").write_text(json.dumps({**values, "shape": "round"}))
-    with pytest.raises(ValueError, match=r"other fields: \['shape'\]"):
+    with pytest.raises(ValueError, match="must be an object with .*'shape'"):
         ssmax.hf.load(build("llama"), tmp_path)
 
 
@@ -443,7 +443,7 @@ def test_two_s_for_one_layer_are_refused(tmp_path):
     for suffix, value in (("ssmax_scale", 0.3), ("softmax_scaler", 0.9)):
         weights[f"model.layers.1.self_attn.{suffix}"] = torch.full((4,), value)
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1.self_attn.softmax_scaler and .*1.self_attn.ssmax_sc"):
+    with pytest.raises(ValueError, match="two s for one layer, .*1.self_attn"):
         ssmax.hf.adopt(base, tmp_path)
     assert not hasattr(base.config, "ssmax")
 
@@ -548,7 +548,7 @@ def test_the_command_line_says_where_no_layer_is_left(tmp_path, capsys):
     assert cli.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "layers='full', attention='self'" in said
-    assert "try layers='all', attention='self'" in said
+    assert "try layers='all'" in said
 
 
 def test_what_a_models_inputs_are_made_with_goes_with_it(tmp_path):

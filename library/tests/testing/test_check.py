@@ -103,6 +103,24 @@ def test_a_bug_is_not_a_refusal_and_no_cases_are_none():
     assert check_laws(causal_only) == {}, "what is not taken is not broken"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_tolerance_is_that_of_the_dtype(dtype):
+    """What is right is right in any; a wrong n is found where it moves more than rounding."""
+    wrong = (lambda n: 3 * n) if dtype == torch.bfloat16 else (lambda n: n + 1)
+    cases = named_cases(dtype)
+    assert check_attention(ssmax.ssmax_attention, cases).all_right
+    assert not check_attention(ssmax.ssmax_attention, cases, tolerance=1e-9).all_right
+
+    def mistaken(q, k, v, s, **options):
+        case = Case(name="", q=q, k=k, v=v, s=s, options=options)
+        n = wrong(case.mask().sum(-1).clamp_min(1))
+        return naive_attention(q, k, v, s, **{**options, "num_keys": n})
+
+    # Its one key has all the weight, whatever n is.
+    found = [one for one in check_attention(mistaken, cases).outcomes if one.case != "one token"]
+    assert {one.verdict for one in found} == {"wrong"}
+
+
 def test_the_oracle_knows_more_queries_than_keys():
     mask = oracle_mask(4, 2, is_causal=True)
     assert mask[0, 0].int().tolist() == [[0, 0], [0, 0], [1, 0], [1, 1]]

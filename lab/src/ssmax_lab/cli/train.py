@@ -175,7 +175,7 @@ def finetune(
         check_folder_and_base(base, adapter_base or "")
         check_samples(data, questions)
         if adapter_base is not None:
-            check_typed(adapter_base)
+            check_typed(adapter_base, of_an_adapter="give the model that both are for")
         ConvertedTrainConfig().with_overrides(overrides)
     else:
         read_run_config(base).with_overrides(overrides)

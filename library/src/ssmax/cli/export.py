@@ -23,13 +23,7 @@ _CHARACTERS_PER_TOKEN = 8
 
 
 def export(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL",
-            help="Folder of a converted model.",
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a converted model.")],
     out: Out,
     to: Annotated[str, typer.Option(help="Form: hf, ministral, gguf, onnx or torch-export.")],
     weights: Annotated[
@@ -42,7 +36,7 @@ def export(
         ),
     ] = False,
     check_tokens: Annotated[
-        int, typer.Option(help="Number of tokens to compare with the source on.")
+        int, typer.Option(min=2, help="Number of tokens to compare with the source on.")
     ] = 20_000,
     text: Annotated[
         Path | None, typer.Option(help="Text to compare on; by default Python's own sources.")
@@ -52,8 +46,6 @@ def export(
     """Write a model in a form that other engines run, and check it."""
     from ssmax.export.forms import TOKENIZER, check_choice, check_exportable
 
-    if check_tokens < 2:
-        raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
     check_choice(out, to, weights, fit)
     if text is not None and not text.is_file():
         raise UsageError(f"there is no file {text}")

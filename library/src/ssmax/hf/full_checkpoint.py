@@ -139,28 +139,18 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
-def _config_alone(transformers: Any, source: str | Path) -> Any:
-    """Load a config without its model, also one of a type that AutoConfig does not know."""
-    values, _ = transformers.PretrainedConfig.get_config_dict(source)
-    if KEY not in values:
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    plain = {key: value for key, value in values.items() if key != "auto_map"}
-    model_type = values["model_type"].removeprefix(TYPE_PREFIX)
-    kind = transformers.CONFIG_MAPPING[model_type]
-    return kind.from_dict({**plain, "model_type": model_type})
-
-
 def _config_and_class(
     transformers: Any, folder: str | Path, options: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Find config and class as they were before the conversion, and the options for the weights."""
     where = {name: options[name] for name in _WHERE if name in options}
+    given = options.pop("config", None)
     with read_by_transformers(folder):
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
-    given = options.get("config")
-    if isinstance(given, str | Path):
-        given = _config_alone(transformers, given)
-    record = getattr(given, KEY, values.get(KEY))
+        config = values
+        if isinstance(given, str | Path):
+            config, _ = transformers.PretrainedConfig.get_config_dict(given)
+    record = getattr(given, KEY, config.get(KEY, values.get(KEY)))
     if record is None:
         raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
@@ -177,20 +167,20 @@ def _config_and_class(
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    if given is not None:
-        config = copy.deepcopy(given)
-        setattr(config, KEY, record)
-        options = {name: value for name, value in options.items() if name != "config"}
-    else:
+    if given is None or config is not values:
         # The remote code would not be saved with the model again.
-        plain = {key: value for key, value in values.items() if key != "auto_map"}
+        plain = {key: value for key, value in config.items() if key != "auto_map"}
+        plain |= {"model_type": model_type, KEY: record}
         # Those that the config knows are the config's, as in Transformers.
         ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}
         config, rest = transformers.CONFIG_MAPPING[model_type].from_dict(
-            {**plain, "model_type": model_type}, return_unused_kwargs=True, **ours
+            plain, return_unused_kwargs=True, **ours
         )
         options = {
             name: value for name, value in options.items() if name in rest or name in _OF_WEIGHTS
         }
+    else:
+        config = copy.deepcopy(given)
+        setattr(config, KEY, record)
     config.architectures = names
     return config, kind, options

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssmax.testing.oracle import oracle_attention, oracle_mask
+from ssmax.testing.budget import error_budget
+from ssmax.testing.oracle import naive_attention, oracle_attention, oracle_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,12 @@ class Case:
         """Compute the output by the definition, with s, bias or num_keys changed."""
         s = changes.pop("s", self.s)
         return oracle_attention(self.q, self.k, self.v, s, **{**self.options, **changes})
+
+    def tolerance(self) -> float:
+        """Compute what an output in this dtype may err, by the error of eager code in it."""
+        eager = naive_attention(self.q, self.k, self.v, self.s, **self.options)
+        # Above rounding in float64, since kernels may be of float32 inside.
+        return max(1e-6, error_budget(eager, self.exact(), self.q.dtype))
 
     def mistaken_counts(self) -> dict[str, Tensor | int]:
         """List what n has been taken for, in published code."""
@@ -81,6 +88,10 @@ class SplitCase(Case):
     def exact(self, **changes: Any) -> Tensor:
         """Compute this rank's part of the output of the whole sequence."""
         return self.whole.exact(**changes)[:, :, self.shares[self.rank]]
+
+    def tolerance(self) -> float:
+        """Compute what an output may err, as that of the whole sequence."""
+        return self.whole.tolerance()
 
     def mistaken_counts(self) -> dict[str, Tensor | int]:
         """List what n can be taken for where the sequence is split, each for the whole of it."""

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,7 +55,7 @@ def export(
         raise UsageError("--text needs a tokenizer, and none came with this model")
     from ssmax.export.exporting import export
 
-    prompt = _prompt(model, text, check_tokens) if has_tokenizer else _drawn(model, check_tokens)
+    prompt = _prompt(model, text, check_tokens) if has_tokenizer else check_tokens
     _logger.info(f"writing {to}")
     show = functools.partial(log_progress, _logger, "checked token")
     done = export(model, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
@@ -64,19 +64,6 @@ def export(
         print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
     else:
         print(_told(done, is_text=has_tokenizer))
-
-
-def _drawn(source: Path, length: int) -> list[int]:
-    """Draw tokens to compare on where no tokenizer is known."""
-    import torch
-
-    from ssmax.export.forms import CONFIG
-
-    values: dict[str, Any] = json.loads((source / CONFIG).read_text())
-    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
-    if not size:
-        raise UsageError(f"{source / CONFIG} must say vocab_size; give the folder of a whole model")
-    return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def _prompt(source: Path, text: Path | None, length: int) -> list[int]:

@@ -48,7 +48,8 @@ def load_with_s(kind: Any, source: str | Path, **options: Any) -> Any:
     # A rule that learns nothing leaves no tensors, but a config that names it.
     if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
         raise converted_already(source)
-    like_s = [name for name in left_over if "ssmax" in name or "softmax_scale" in name]
+    sounds = ("ssmax", "softmax_scale")
+    like_s = [name for name in left_over if any(word in name.lower() for word in sounds)]
     for name in like_s:
         if _suffix(name) not in NAMES:
             raise UsageError(

@@ -26,11 +26,12 @@ def check_source(source: str | Path, *, of_an_adapter: str) -> None:
 
     `of_an_adapter` says what to do with one.
     """
+    path = Path(source)
     # Anything else may be a name on the Hub.
-    is_path = Path(source).is_absolute() or str(source).startswith(("./", "../", "~"))
-    if is_path and not Path(source).exists():
+    is_path = path.is_absolute() or str(source).startswith(("./", "../", "~"))
+    if (is_path and not path.exists()) or path.parent.is_file():
         raise UsageError(f"{str(source)!r} cannot be loaded: there is no such folder")
-    if is_adapter(Path(source)):
+    if is_adapter(path):
         raise UsageError(
             f"{source} holds an adapter, s and b without the model that they are for; "
             + of_an_adapter

@@ -159,11 +159,17 @@ def test_however_a_converted_model_came_about_what_it_saves_is_refused(name, tmp
     assert torch.equal(getattr(again, "model", again)(tokens).last_hidden_state, wanted)
 
 
-def test_a_pickled_model_saves_a_type_of_its_own_in_a_fresh_process_too(tmp_path):
-    torch.save(ssmax.hf.convert(build("llama")), tmp_path / "model.pt")
+@torch.no_grad()
+def test_a_pickled_model_is_converted_in_a_fresh_process_and_saves_a_type_of_its_own(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    torch.save((model, tokens_of(), model(tokens_of()).logits), tmp_path / "model.pt")
     code = (
-        "import sys, torch; "
-        "torch.load(sys.argv[1], weights_only=False).save_pretrained(sys.argv[2])"
+        "import sys, torch\n"
+        "model, tokens, before = torch.load(sys.argv[1], weights_only=False)\n"
+        "for _ in range(2):\n"
+        "    with torch.no_grad():\n"
+        "        torch.testing.assert_close(model(tokens).logits, before)\n"
+        "model.save_pretrained(sys.argv[2])"
     )
     typed = [sys.executable, "-c", code, str(tmp_path / "model.pt"), str(tmp_path / "out")]
     done = subprocess.run(typed, capture_output=True, text=True)

@@ -1,7 +1,6 @@
 """`ssmax` from the command line: bad usage is one line, a bug a traceback, logs go apart."""
 
 import io
-import json
 import logging
 import subprocess
 import sys
@@ -23,11 +22,6 @@ BAD = [
     ("export texts out --to gguff", "gguff"),
     ("export texts out --to hf --text nowhere", "there is no file nowhere"),
     ("export texts out --to hf --check-tokens 1", "--check-tokens"),
-    ("bench --heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads"),
-    ("bench --dtype int8", "--dtype must be one of"),
-    ("bench --tokens 0", "'--tokens'"),
-    ("bench --heads 0", "'--heads'"),
-    ("bench --kv-heads 0", "'--kv-heads'"),
 ]
 
 
@@ -139,18 +133,6 @@ def test_a_reader_that_leaves_stops_nothing():
             raise BrokenPipeError(32, "Broken pipe")
 
     logged(Closed())
-
-
-def test_bench_tells_the_cost_of_a_shape(capsys):
-    typed = "bench --tokens 16 --heads 4 --kv-heads 2 --head-dim 8 --device cpu"
-    assert cli.run([*typed.split(), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["heads"], told["kv_heads"]) == (4, 2)
-    costs = told["costs"]
-    assert [cost["mode"] for cost in costs] == ["forward", "forward+backward"]
-    assert all(cost["ratio"] > 0 for cost in costs)
-    assert cli.run(typed.split()) == 0
-    assert "softmax" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["nomodel", "./a/b", "/nowhere", "a/b/", "a/b/c"])

@@ -159,22 +159,6 @@ def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b):
         assert b is None or scale.bias.tolist() == [b] * 4
 
 
-def test_a_new_model_of_an_adopted_s_needs_a_length(tmp_path):
-    from safetensors.torch import save_file
-
-    names = [f"model.layers.{layer}.self_attn.ssmax_scale" for layer in range(2)]
-    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")
-    ssmax.hf.save_remote_code(ssmax.hf.adopt(build("llama"), tmp_path), tmp_path / "out")
-    auto, trusted = transformers.AutoModelForCausalLM, {"trust_remote_code": True}
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "out", **trusted)
-    with pytest.raises(ValueError, match=r"no train_length.* set config.ssmax\['train_length'\]"):
-        auto.from_config(config, **trusted)
-    config.ssmax["train_length"] = 1024
-    scale = auto.from_config(config, **trusted).model.layers[0].self_attn.ssmax.s
-    assert scale.tolist() == pytest.approx([0.1685] * 4, abs=1e-4)
-    assert auto.from_pretrained(tmp_path / "out", **trusted).config.ssmax["train_length"] is None
-
-
 @pytest.mark.parametrize(
     "auto", ["AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoModelForTokenClassification"]
 )

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from random_cases import random_case
 
 import ssmax
 from ssmax.testing import (
@@ -15,7 +16,6 @@ from ssmax.testing import (
     named_cases,
     oracle_attention,
     oracle_mask,
-    random_case,
 )
 from ssmax.testing.cases import make_case
 

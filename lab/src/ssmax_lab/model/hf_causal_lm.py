@@ -17,8 +17,7 @@ from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import load
 from ssmax.hf.conversion import module_device
-from ssmax.hf.foreign import load_with_s
-from ssmax.hf.full_checkpoint import from_pretrained
+from ssmax.hf.full_checkpoint import from_pretrained, load_plain
 from ssmax.hf.positions import learned_positions
 from ssmax.hf.sources import check_source, read_by_transformers
 from ssmax.hf.written_config import CLASS_PREFIX, KEY
@@ -33,7 +32,7 @@ def load_causal(source: str | Path, adapter: str | Path | None = None, **options
     if KEY in causal_config(source):
         model = from_pretrained(source, **options)
     else:
-        model = load_with_s(transformers.AutoModelForCausalLM, source, **options)
+        model = load_plain(transformers.AutoModelForCausalLM, source, **options)
     return model if adapter is None else load(model, adapter)
 
 

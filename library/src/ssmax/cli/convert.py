@@ -2,15 +2,12 @@
 
 import dataclasses
 import json
-import logging
 from typing import Annotated, Any
 
 import typer
 
 from ssmax.cli.options import Adapter, Json, Model, Out
 from ssmax.errors import UsageError
-
-_logger = logging.getLogger(__name__)
 
 
 def convert(
@@ -58,20 +55,13 @@ def convert(
     check_layers(layers, attention)
     check_typed(model, of_an_adapter="give that model itself to ssmax convert")
     import ssmax.hf
-    from ssmax.hf.foreign import load_source
+    from ssmax.hf.full_checkpoint import load_source
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
 
     converted = load_source(model)
-    # One that came with an s by another name has been given its place.
-    is_adopted = hasattr(converted.config, "ssmax")
-    if is_adopted:
-        _logger.warning(
-            f"{model} carries an s, which is kept; the options that choose one are not used"
-        )
-    else:
-        choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-        ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
+    choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
+    ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
     record = converted.config.ssmax
     unverified, about = "", {"layers": len(record["layers"])}
     try:
@@ -97,8 +87,7 @@ def convert(
     total = sum(parameter.numel() for parameter in converted.parameters())
     ours = sum(p.numel() for name, p in converted.named_parameters() if ".ssmax." in name)
     if json_:
-        about |= {"verified": not unverified, "rule": record["rule"], "init": record["init"],
-                  "adopted": is_adopted}  # fmt: skip
+        about |= {"verified": not unverified, "rule": record["rule"], "init": record["init"]}
         print(json.dumps({"out": str(out), "learned": ours, "parameters": total, **about}))
         return
     print(

@@ -10,13 +10,10 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from ssmax._extras import how_to
 from ssmax.cli.options import Json
 
-ENOUGH_GIB = 5.0
-"""Of disk: what a study of the quick preset writes, with room to spare."""
 TESTED = {"python": ((3, 11), (3, 12)), "torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 """The oldest and the newest release that the tests ran with; docs/versions.md tells where.
 Transformers' stand in `ssmax.hf`, which refuses older ones."""
@@ -49,7 +46,7 @@ def doctor(json_: Json = False) -> int:
 
 def examine() -> Iterator[Check]:
     """Run every check; one that fails is a finding, not an error."""
-    for look in (_python, _torch, _device, _kernels, _transformers, _compiler, _extras, _disk):
+    for look in (_python, _torch, _device, _kernels, _transformers, _compiler, _extras):
         try:
             yield from look()
         except Exception as error:  # a broken part must not hide the others
@@ -187,15 +184,3 @@ def _is_installed(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _disk() -> Iterator[Check]:
-    here = Path.cwd()
-    free = shutil.disk_usage(here).free / 2**30
-    found = f"{free:.1f} GiB free here"
-    if not os.access(here, os.W_OK):
-        yield Check("disk", "broken", f"{here} cannot be written", "go elsewhere")
-    elif free < ENOUGH_GIB:
-        yield Check("disk", "missing", found, f"a quick study wants {ENOUGH_GIB:g} GiB")
-    else:
-        yield Check("disk", "fine", found)

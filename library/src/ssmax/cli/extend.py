@@ -48,7 +48,7 @@ def extend(
     check_typed(model, of_an_adapter="give that model itself to ssmax extend")
     import ssmax.hf
     from ssmax.hf.conversion import Conversion
-    from ssmax.hf.foreign import load_source
+    from ssmax.hf.full_checkpoint import load_source
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
 

@@ -17,7 +17,6 @@ from ssmax.export.forms import (
     CONFIG,
     GGUF,
     ONNX,
-    POSITIONS,
     PROGRAM,
     TOKENIZER,
     check_choice,
@@ -136,8 +135,6 @@ def _write(
         )
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
-        if (longest := learned_positions(model)) is not None:
-            (folder / POSITIONS).write_text(json.dumps({"positions": longest}))
         if to == "onnx":
             graphs.write_onnx(graph, folder / ONNX)
             path, opened = folder / ONNX, sessions.onnx_session

@@ -12,8 +12,6 @@ GGUF = "model.gguf"
 GGUF_WEIGHTS = ("float32", "bfloat16", "q8_0")
 ONNX, PROGRAM = "model.onnx", "model.pt2"
 TOKENIZER = "tokenizer.json"
-POSITIONS = "positions.json"
-"""Beside a graph whose positions end: how many were learned."""
 _PEFT = "adapter_config.json"
 """What PEFT writes beside the weights of an adapter."""
 

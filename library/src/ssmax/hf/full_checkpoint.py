@@ -10,9 +10,14 @@ from ssmax.errors import UsageError
 from ssmax.hf.adapter import check_tensors_finite, ssmax_tensors
 from ssmax.hf.conversion import Conversion, attach, check_tensors_fit, module_device
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
+from ssmax.hf.sources import (
+    check_source,
+    converted_already,
+    not_loaded,
+    read_by_transformers,
+    whole_files,
+)
 from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
-from ssmax.nn import RULES
 
 # Where a file is looked for, which a config and its weights share.
 _WHERE = (
@@ -51,24 +56,6 @@ class Converted:
         ]  # fmt: skip
         record = dataclasses.replace(record, layers=tuple(layers))
         attach(model, record, from_where=f"the {KEY!r} of its config")
-
-    @classmethod
-    def _from_config(cls, config: Any, **options: Any) -> Any:
-        """Build it without weights; raise where the record has no first value for s."""
-        record = Conversion.from_dict(getattr(config, KEY))
-        if (
-            record.init == "paper"
-            and record.train_length is None
-            and RULES[record.rule].needs_length
-        ):
-            raise UsageError(
-                f"this config has no train_length, since the s of its model was another's "
-                f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
-                "['train_length'] to the length that the model will be trained at"
-            )
-        return super()._from_config(  # pyright: ignore[reportAttributeAccessIssue]
-            config, **options
-        )
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
@@ -139,6 +126,42 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
+def load_source(source: str | Path, *, may_be_converted: bool = False) -> Any:
+    """Load a model by the class that was saved, a converted one only where it may be."""
+    transformers = require("transformers", install="ssmax[hf]", purpose="loading a model")
+    with read_by_transformers(source):
+        values, _ = transformers.PretrainedConfig.get_config_dict(source)
+        if KEY in values and may_be_converted:
+            return from_pretrained(source, dtype="auto")
+        if KEY in values:
+            raise converted_already(source)
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    names = config.architectures or [""]
+    kind = getattr(transformers, names[0], None) or transformers.AutoModelForCausalLM
+    return load_plain(kind, source, dtype="auto")
+
+
+def load_plain(kind: Any, source: str | Path, **options: Any) -> Any:
+    """Load by `kind.from_pretrained`; raise on an s that it finds no place for."""
+    # Not left open: Transformers would ask on the terminal, and wait.
+    options = {"trust_remote_code": False, **options}
+    with read_by_transformers(source), whole_files(source):
+        model, about = kind.from_pretrained(source, output_loading_info=True, **options)
+    left_over = sorted(about["unexpected_keys"])
+    # A rule that learns nothing leaves no tensors, but a config that names it.
+    if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
+        raise converted_already(source)
+    sounds = ("ssmax", "softmax_scale")
+    like_s = [name for name in left_over if any(word in name.lower() for word in sounds)]
+    if like_s:
+        raise UsageError(
+            f"{source} holds {like_s[0]}, which sounds like an s by another name and would be "
+            "lost; load the model in Python, convert it with init='paper' and copy it into the s "
+            "of every layer, <attention>.ssmax.s"
+        )
+    return model
+
+
 def _config_and_class(
     transformers: Any, folder: str | Path, options: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
@@ -155,7 +178,7 @@ def _config_and_class(
         raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
             f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
-            "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
+            "ssmax.hf.load"
         )
     # Before weights are read, and by the file's name.
     Conversion.from_dict(record, where=f"the {KEY!r} of {Path(folder, 'config.json')}")

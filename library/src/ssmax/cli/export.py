@@ -45,11 +45,13 @@ def export(
 ) -> None:
     """Write a model in a form that other engines run, and check it."""
     from ssmax.export.forms import TOKENIZER, check_choice, check_exportable
+    from ssmax.hf.written_config import KEY
 
     check_choice(out, to, weights, fit)
     if text is not None and not text.is_file():
         raise UsageError(f"there is no file {text}")
-    check_exportable(model)
+    if KEY not in check_exportable(model):
+        raise UsageError(f"{model} is not converted; ssmax convert {model} OUT does that")
     has_tokenizer = (model / TOKENIZER).is_file()
     if text is not None and not has_tokenizer:
         raise UsageError("--text needs a tokenizer, and none came with this model")

@@ -1,6 +1,7 @@
 """The forms that a model is exported in and the names of their files. Without torch."""
 
 from pathlib import Path
+from typing import Any
 
 from ssmax._files import check_empty
 from ssmax.errors import UsageError
@@ -31,12 +32,12 @@ def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
     check_empty(folder)
 
 
-def check_exportable(folder: Path) -> None:
-    """Raise on what is no folder of a Hugging Face model, weights unread."""
+def check_exportable(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a Hugging Face model's folder; raise on anything else."""
     if (folder / _PEFT).is_file() and not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} holds PEFT's adapter without the model that it is for; "
             f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"
             ".save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
         )
-    read_config(folder)
+    return read_config(folder)

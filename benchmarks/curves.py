@@ -13,6 +13,7 @@ benchmarks/curves.jsonl, written when it is done.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -25,14 +26,20 @@ import torch
 from torch import nn
 
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.data.stream import Prefetch
+from ssmax_lab.data.stream import prefetched
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import Provenance
 from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
 from ssmax_lab.train.dist import clip_gradients, single_process
-from ssmax_lab.train.loop import accumulate_gradients
 from ssmax_lab.train.pretraining import Windows
-from ssmax_lab.train.task import Batch, LMTask, learning_rate, set_learning_rate
+from ssmax_lab.train.step import (
+    Batch,
+    accumulate_gradients,
+    learning_rate,
+    make_optimizer,
+    parallel_loss,
+    set_learning_rate,
+)
 from train_speed import PLAIN, PlainModel, plain_weights
 
 RESULTS = Path(__file__).parent / "curves.jsonl"
@@ -57,7 +64,7 @@ def curve(name: str, config: LMConfig, tokens: Path, batch: int, steps: int, see
     precision = "bfloat16" if on_gpu else "float32"
     run = RunConfig(precision=precision, compile=on_gpu, **CHANGES[name])
     optim, schedule = OptimConfig(), ScheduleConfig(warmup_steps=min(100, steps))
-    task, ranks = LMTask(), single_process(device)
+    ranks = single_process(device)
     model: nn.Module = LM(config)
     if name in (PLAIN, AGAIN):
         plain = PlainModel(config)
@@ -65,20 +72,20 @@ def curve(name: str, config: LMConfig, tokens: Path, batch: int, steps: int, see
         model = plain.to(device)
         loss: nn.Module = torch.compile(model) if on_gpu else model
     else:
-        loss = task.parallelize(model, run, ranks)
-    optimizer = task.optimizer(model, optim, device)
+        loss = parallel_loss(model, run, ranks)
+    optimizer = make_optimizer(model, optim, device)
     samples = Windows(ShardSet.open(tokens / TRAIN), length=config.train_length, seed=seed)
 
     def batches(step: int) -> list[Batch]:
-        rows = samples.rows(step * batch, batch)
-        return [rows.pinned() if on_gpu else rows]
+        rows = samples.batches(step * batch, batch)
+        return [part.pinned() if on_gpu else part for part in rows]
 
     losses = []
-    with Prefetch(batches) as prefetched:
+    with contextlib.closing(prefetched(batches)) as made:
         for step in range(steps):
             rate = learning_rate(step, schedule, peak=optim.lr, steps=steps)
             set_learning_rate(optimizer, rate)
-            losses.append(accumulate_gradients(loss, next(prefetched), ranks, precision))
+            losses.append(accumulate_gradients(loss, next(made), ranks, precision))
             clip_gradients(model, optim.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -18,9 +18,9 @@ import torch
 from ssmax.export import export
 from ssmax.export.graphs import graph_of
 from ssmax.export.sessions import onnx_session, program_session, session
-from ssmax_lab.data.embedded import embedded_documents
+from ssmax_lab.data.sources import embedded_documents
 from ssmax_lab.model.llama import as_llama
-from ssmax_lab.train import load_run_model, load_run_tokenizer
+from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
 PREFILLED, DECODED, REPEATS = 4096, 128, 3
 

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.eval import measure_needle_scores, measure_position_loss, measure_retrieval
+from ssmax_lab.eval.position_loss import measure_position_loss
+from ssmax_lab.eval.retrieval import measure_needle_scores, measure_retrieval
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 

@@ -33,15 +33,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ssmax_lab.data.qa import IGNORE
-from ssmax_lab.data.stream import Prefetch
+from ssmax_lab.data.stream import IGNORE, prefetched
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.model.llama import to_llama_weights
 from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from ssmax_lab.train.config import OptimConfig, RunConfig
 from ssmax_lab.train.dist import clip_gradients, single_process
-from ssmax_lab.train.loop import accumulate_gradients
-from ssmax_lab.train.task import Batch, LMTask, Loss, Samples
+from ssmax_lab.train.step import (
+    Batch,
+    Loss,
+    Samples,
+    accumulate_gradients,
+    make_optimizer,
+    parallel_loss,
+)
 
 RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
@@ -107,7 +112,7 @@ class PlainModel(nn.Module):
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
-    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, _=None) -> Tensor:
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, *_: None) -> Tensor:
         x = self.embedding(inputs_BT)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
@@ -126,7 +131,7 @@ class LlamaModel(nn.Module):
         self.model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
         self.model.load_state_dict(weights)
 
-    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, _=None) -> Tensor:
+    def forward(self, inputs_BT: Tensor, targets_BT: Tensor, *_: None) -> Tensor:
         with by_cudnn(inputs_BT.device):
             logits = self.model(inputs_BT, use_cache=False).logits.float()
         return F.cross_entropy(logits.flatten(0, 1), targets_BT.flatten(), reduction="sum")
@@ -181,18 +186,18 @@ class RandomTokens:
     def __init__(self, config: LMConfig) -> None:
         self.config = config
 
-    def rows(self, first: int, count: int) -> Batch:
+    def batches(self, first: int, count: int) -> list[Batch]:
         generator = torch.Generator().manual_seed(first)
         size = (count, self.config.train_length + 1)
         tokens = torch.randint(0, self.config.vocab_size, size, generator=generator)
-        return Batch(inputs_BT=tokens[:, :-1].contiguous(), targets_BT=tokens[:, 1:].contiguous())
+        return [Batch(inputs_BT=tokens[:, :-1].contiguous(), targets_BT=tokens[:, 1:].contiguous())]
 
 
 class RandomQuestions(RandomTokens):
     """As many tokens in questions as long as SQuAD's, of which only the answers count."""
 
-    def rows(self, first: int, count: int) -> Batch:
-        batch = super().rows(first, count)
+    def batches(self, first: int, count: int) -> list[Batch]:
+        (batch,) = super().batches(first, count)
         generator = torch.Generator().manual_seed(first)
         inputs, targets = batch.inputs_BT.flatten(), batch.targets_BT.flatten()
         longest = self.config.train_length // 3
@@ -216,7 +221,7 @@ def trainer_of(
     torch.manual_seed(SEED)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     on_gpu = device.type == "cuda"
-    ranks, task = single_process(device), LMTask()
+    ranks = single_process(device)
     precision = "bfloat16" if on_gpu else "float32"
     run = RunConfig(precision=precision, compile=on_gpu, **CHANGES.get(name, {}))
     if name in (PLAIN, LLAMA, LLAMA_COMPILED):
@@ -226,25 +231,25 @@ def trainer_of(
         loss: nn.Module = torch.compile(model) if on_gpu and name != LLAMA else model
     else:
         model = LM(config)
-        loss = task.parallelize(model, run, ranks)
-    optimizer = task.optimizer(model, OptimConfig(), device)
+        loss = parallel_loss(model, run, ranks)
+    optimizer = make_optimizer(model, OptimConfig(), device)
     samples: Samples = (RandomQuestions if name == PACKED else RandomTokens)(config)
 
     def batches(step: int) -> list[Batch]:
-        rows = samples.rows(step * batch, batch)
-        return [rows.pinned() if on_gpu else rows]
+        rows = samples.batches(step * batch, batch)
+        return [part.pinned() if on_gpu else part for part in rows]
 
     def some_steps(count: int) -> tuple[float, float]:
         start = time.perf_counter()
         for _ in range(count):
-            value = accumulate_gradients(loss, next(prefetched), ranks, precision)
+            value = accumulate_gradients(loss, next(made), ranks, precision)
             clip_gradients(model, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         last = value.item()  # waits for the device
         return (time.perf_counter() - start) / count * 1e3, last
 
-    with Prefetch(batches) as prefetched:
+    with contextlib.closing(prefetched(batches)) as made:
         yield some_steps
 
 

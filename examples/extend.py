@@ -21,8 +21,9 @@ import transformers
 from torch.nn import functional as F
 
 import ssmax.hf
-from ssmax_lab.data.haystack import ADDRESSES, Haystack, Needle, hide, sentence_ends
+from ssmax_lab.data.haystack import ADDRESSES, Haystack, Needle, hide
 from ssmax_lab.data.sources import open_source
+from ssmax_lab.data.tokenizer import sentence_ends
 from ssmax_lab.report.charts import Mark, curves, over_runs, right_of, series_of
 from ssmax_lab.report.style import Figure, as_svg
 

@@ -14,14 +14,15 @@ import transformers
 from torch import Tensor
 
 from ssmax.export import export
-from ssmax_lab.data import ShardSet, load_tokenizer, prepare
-from ssmax_lab.data.tokenizer import Tokenizer
+from ssmax_lab.data.preparation import prepare
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax_lab.model import to_llama_weights
 from ssmax_lab.model.hf_causal_lm import load_causal
 from ssmax_lab.model.llama import save_as_llama
 from ssmax_lab.study.hf_measurement import hf_tokenizer
 from ssmax_lab.tiny import run_folder
-from ssmax_lab.train import load_run_model, load_run_tokenizer
+from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
 
 def write_model(run: str, folder: Path, *, theta: float = 10_000.0) -> Path:

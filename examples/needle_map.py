@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hugging_face import load, run, text_tokens, tokenizer_of, write_model
-from ssmax_lab.eval import measure_retrieval
-from ssmax_lab.eval.retrieval import accuracy
+from ssmax_lab.eval.retrieval import accuracy, measure_retrieval
 from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.figures import figure6

@@ -17,7 +17,7 @@ import numpy as np
 
 import ssmax.hf
 from hugging_face import is_converted, load, run, text_rows, tokenizer_of, write_model
-from ssmax_lab.eval import measure_position_loss
+from ssmax_lab.eval.position_loss import measure_position_loss
 from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.figures import figure5

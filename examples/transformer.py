@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ssmax import initial_s, ssmax_attention  # new
-from ssmax_lab.data.embedded import embedded_documents
+from ssmax_lab.data.sources import embedded_documents
 
 LENGTH, WIDTH, HEADS, LAYERS, BATCH = 64, 96, 4, 2, 32
 

@@ -44,7 +44,6 @@ MISTYPED = [
     "ssmax-lab evaluate position-loss tiny-b --device tpu",
     "ssmax-lab export nowhere out",
     "ssmax-lab finetune nowhere",
-    "ssmax-lab finetune nowhere --hf --data nowhere",
     "ssmax-lab finetune tiny-b --config ssmaxx",
     "ssmax-lab finetune tiny-b --questions nowhere",
     "ssmax-lab finetune tiny-b --set optim.lrr=1",
@@ -148,8 +147,7 @@ def test_every_option_says_what_it_is_and_a_name_is_said_in_one_way():
                 assert parameter.metavar.isupper(), f"{where}: an argument is written in capitals"
             said.setdefault(parameter.opts[0], set()).add(parameter.help)
     for name in ("--device", "--json", "--theta", "--set", "--file", "--resume", "--hf", "--open"):
-        # finetune's --hf is a switch: its model is the argument.
-        assert len(said[name]) == (2 if name == "--hf" else 1), (name, said[name])
+        assert len(said[name]) == 1, (name, said[name])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -32,7 +32,7 @@ import ssmax_lab.cli
 import ssmax_lab.cli.app
 from hugging_face import write_model
 from ssmax_lab.cli.data import default_data
-from ssmax_lab.data import embedded
+from ssmax_lab.data import sources
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.tiny import run_folder
 
@@ -354,11 +354,11 @@ def home(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("examples").symlink_to(ROOT / "examples")
     library = tmp_path_factory.mktemp("library")
-    for document in itertools.islice(embedded.embedded_documents(), 0, None, 10):
+    for document in itertools.islice(sources.embedded_documents(), 0, None, 10):
         (library / document.name).parent.mkdir(parents=True, exist_ok=True)
         (library / document.name).write_text(document.text)
     paths = types.SimpleNamespace(get_path=lambda _: str(library))
-    monkeypatch.setattr(embedded, "sysconfig", paths)
+    monkeypatch.setattr(sources, "sysconfig", paths)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ssmax_lab.data.embedded import embedded_documents
 from ssmax_lab.data.haystack import CITIES, Needle
 from ssmax_lab.data.qa import Question, format_question
+from ssmax_lab.data.sources import embedded_documents
 
 VOCABULARY = 768
 EVERY = 8

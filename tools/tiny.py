@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ssmax_lab.data.embedded import embedded_version
+from ssmax_lab.data.sources import embedded_version
 from ssmax_lab.records import config_hash
 from ssmax_lab.tiny import NAMES, RUNS
-from ssmax_lab.train import read_run_config
+from ssmax_lab.train.run import read_run_config
 
 TEXT, TOKENIZER = "data/embedded-small", "small"
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import datasets
 
-from ssmax_lab.data import ShardSet, prepare
 from ssmax_lab.data.haystack import hide, random_needle
+from ssmax_lab.data.preparation import prepare
+from ssmax_lab.data.shards import ShardSet
 
 CHOICES = 4
 

@@ -15,7 +15,9 @@ import transformers
 import ssmax.hf
 from hugging_face import load, text_rows, text_tokens, write_model
 from needle_map import names_of
-from ssmax_lab.data import ShardSet, load_tokenizer, prepare
+from ssmax_lab.data.preparation import prepare
+from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tokenizer import load_tokenizer
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SCRIPTS = ["extend.py", "needle_map.py", "position_loss.py", "train_only_s.py", "transformer.py"]

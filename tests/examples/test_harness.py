@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 import ssmax.hf
 from hugging_face import write_model
 from ssmax_lab.tiny import run_folder
-from ssmax_lab.train import load_run_model, load_run_tokenizer
+from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
 HARNESS = Path(__file__).parent.parent.parent / "examples" / "harness"
 TASKS = ["ssmax_needle", "ssmax_needle_choice"]

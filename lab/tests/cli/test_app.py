@@ -69,14 +69,14 @@ def test_settings_come_from_a_file_and_the_command_line_wins(home):
     (home / "mine.toml").write_text("[optim]\nlr = 0.5\nweight_decay = 0.25\n")
     command = ["pretrain", "--data", "tokens", "--file", "mine.toml", *TINY]
     assert cli.run([*command, "--set", "optim.lr=0.125"]) == 0
-    from ssmax_lab.train import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     config = read_run_config(home / "runs" / "quick-b")
     assert (config.optim.lr, config.optim.weight_decay) == (0.125, 0.25)
 
 
 def test_a_run_is_made_again_from_its_own_config(prepared, tmp_path, monkeypatch):
-    from ssmax_lab.train import read_run_config
+    from ssmax_lab.train.run import read_run_config
 
     monkeypatch.chdir(tmp_path)
     typed = ["pretrain", "--data", str(prepared / "tokens"), "--config", "a", *TINY]
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_model_is_named(home, capsys):
 def test_a_model_that_is_no_run_is_told_where_it_goes(tmp_path, capsys):
     path = tmp_path / "config.json"
     for content, message in (
-        ({"model_type": "llama"}, "evaluate --hf, finetune --hf and serve take it"),
+        ({"model_type": "llama"}, "evaluate --hf and serve take it"),
         ({"format": "ssmax-lm-1"}, "give the folder of the run that holds it"),
     ):
         path.write_text(json.dumps(content))

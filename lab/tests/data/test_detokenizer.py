@@ -2,8 +2,7 @@
 
 import pytest
 
-from ssmax_lab.data.detokenizer import IncrementalDetokenizer
-from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.data.tokenizer import IncrementalDetokenizer, load_tokenizer
 
 
 def pieces_of(decode, tokens):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ssmax_lab.data.embedded import embedded_documents, embedded_part, embedded_version
+from ssmax_lab.data.sources import embedded_documents, embedded_part, embedded_version
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import pytest
 from ssmax._files import locked
 from ssmax.errors import UsageError
 from ssmax_lab.data import preparation as module
-from ssmax_lab.data.documents import Document, Part, SourceStoppedError
 from ssmax_lab.data.preparation import prepare, text_to_measure
 from ssmax_lab.data.shards import ShardSet, read_index
+from ssmax_lab.data.sources import Document, Part, SourceStoppedError
 from ssmax_lab.data.tokenizer import load_tokenizer
 
 

@@ -10,8 +10,7 @@ import types
 
 import pytest
 
-from ssmax_lab.data.documents import Document, Skipped, SourceStoppedError
-from ssmax_lab.data.sources import open_source
+from ssmax_lab.data.sources import Document, Skipped, SourceStoppedError, open_source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 

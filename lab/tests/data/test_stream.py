@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from ssmax.errors import UsageError
 from ssmax_lab.data.shards import ShardSet, Vocabulary, write_index, write_shard
-from ssmax_lab.data.stream import Prefetch, TokenStream
+from ssmax_lab.data.stream import TokenStream, prefetched
 
 NUMBERS = Vocabulary(name="numbers", hash="", size=70_000, end_of_document=69_999)
 
@@ -166,24 +167,24 @@ def test_what_cannot_be_streamed_is_refused(call, message):
 
 
 def test_prefetched_steps_come_in_order_from_the_start():
-    with Prefetch(lambda step: step * step, start=3) as prefetch:
-        assert list(itertools.islice(prefetch, 50)) == [step * step for step in range(3, 53)]
+    with closing(prefetched(lambda step: step * step, start=3)) as made:
+        assert list(itertools.islice(made, 50)) == [step * step for step in range(3, 53)]
 
 
-def test_prefetch_is_never_more_than_two_ahead():
+def test_what_is_prefetched_is_two_ahead_and_no_more():
     made, several = [], threading.Event()
 
     def make(step):
         made.append(step)
-        if len(made) == 2:
+        if len(made) == 3:
             several.set()
         return step
 
-    with Prefetch(make) as prefetch:
-        assert several.wait(5)
+    with closing(prefetched(make)) as steps:
         for used in range(20):
             assert len(made) <= used + 2
-            assert next(prefetch) == used
+            assert next(steps) == used
+            assert used or several.wait(5)
 
 
 def test_an_error_of_the_thread_is_raised_at_its_step():
@@ -192,22 +193,10 @@ def test_an_error_of_the_thread_is_raised_at_its_step():
             raise ValueError("shard 7 is missing")
         return step
 
-    with Prefetch(make) as prefetch:
-        assert [next(prefetch), next(prefetch)] == [0, 1]
-        with pytest.raises(ValueError, match="shard 7 is missing"):
-            next(prefetch)
-        with pytest.raises(ValueError, match="closed"):
-            next(prefetch)
-
-
-def test_closing_ends_the_thread_at_any_moment():
-    for used in (0, 1, 5):
-        prefetch = Prefetch(lambda step: step)
-        assert list(itertools.islice(prefetch, used)) == list(range(used))
-        prefetch.close()
-        prefetch.close()
-        with pytest.raises(ValueError, match="closed"):
-            next(prefetch)
+    steps = prefetched(make)
+    assert [next(steps), next(steps)] == [0, 1]
+    with pytest.raises(ValueError, match="shard 7 is missing"):
+        next(steps)
 
 
 @pytest.mark.parametrize("count", [1, 3])

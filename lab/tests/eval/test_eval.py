@@ -17,18 +17,11 @@ from ssmax_lab.data.haystack import (
     hide,
     is_exact_match,
     random_needle,
-    sentence_ends,
 )
 from ssmax_lab.data.tokenizer import load_tokenizer
-from ssmax_lab.eval import (
-    measure_needle_scores,
-    measure_position_loss,
-    measure_retrieval,
-    measure_sharpness,
-)
-from ssmax_lab.eval.needle_score import top_heads
-from ssmax_lab.eval.position_loss import bin_edges
-from ssmax_lab.eval.retrieval import accuracy
+from ssmax_lab.eval.position_loss import bin_edges, measure_position_loss
+from ssmax_lab.eval.retrieval import accuracy, measure_needle_scores, measure_retrieval, top_heads
+from ssmax_lab.eval.sharpness import measure_sharpness
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl
 
@@ -85,7 +78,7 @@ def test_the_papers_needle_lies_where_it_is_said_to_lie():
 
 
 def test_the_needle_stands_between_sentences():
-    ends = sentence_ends(BYTES.decode, 257)
+    ends = BYTES.sentence_ends
     for depth in (0.1, 0.33, 0.9):
         stack = hide(PAPER, TEXT, length=700, depth=depth, encode=BYTES.encode, breaks=ends)
         before = BYTES.decode(stack.tokens[: stack.sentence[0]])

@@ -328,15 +328,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
     rewrite(rule="softmax")
-    with pytest.raises(ValueError, match=r"unknown blocks\.0\.attention\.ssmax\.s"):
+    with pytest.raises(ValueError, match=r"Unexpected .*blocks\.0\.attention\.ssmax\.s"):
         load_lm(folder)
     rewrite(rule="ssmax_bias")
-    with pytest.raises(ValueError, match=r"missing blocks\.0\.attention\.ssmax\.bias"):
+    with pytest.raises(ValueError, match=r"Missing .*blocks\.0\.attention\.ssmax\.bias"):
         load_lm(folder)
     rewrite(intermediate_size=50)
-    with pytest.raises(
-        ValueError, match=r"blocks\.0\.ff\.gate\.weight is \(48, 32\), not \(50, 32\)"
-    ):
+    with pytest.raises(ValueError, match=r"blocks\.0\.ff\.gate\.weight.*\[48, 32\].*\[50, 32\]"):
         load_lm(folder)
     rewrite(num_layer=3)
     with pytest.raises(ValueError, match="unknown key 'num_layer'.*did you mean 'num_layers'"):
@@ -366,7 +364,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_with_softmax_it_is_transformers_llama(kv_heads):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'hf'")
-    from ssmax_lab.model import from_llama_weights, to_llama_weights
+    from ssmax_lab.model import to_llama_weights
 
     model = make(rule="softmax", num_kv_heads=kv_heads).float()
     weights, config = to_llama_weights(model)
@@ -375,14 +373,6 @@ def test_with_softmax_it_is_transformers_llama(kv_heads):
     row = tokens(2, 33)
     with torch.no_grad():
         torch.testing.assert_close(model(row), llama(row).logits, rtol=1e-5, atol=1e-5)
-    back = from_llama_weights(llama.state_dict(), model.config)
-    assert torch.equal(back(row), model(row))
-    with pytest.raises(ValueError, match="must be"):
-        from_llama_weights(
-            llama.state_dict(), LMConfig(**{**model.config.to_dict(), "intermediate_size": 32})
-        )
-    with pytest.raises(ValueError, match="missing"):
-        from_llama_weights({}, model.config)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance
 from ssmax_lab.report.study_page import claims, study_figures, study_page
 from ssmax_lab.study.claims import MARGINS, judge
 from ssmax_lab.study.presets import quick
-from ssmax_lab.train import PRETRAINING, configured
+from ssmax_lab.train.recipes import PRETRAINING, configured
 
 HERE = Provenance(
     commit="test", config_hash="0", versions={}, device="cpu", seed=0, date="2026-11-15"

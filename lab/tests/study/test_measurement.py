@@ -10,8 +10,8 @@ import torch
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.records import Sharpness, read_jsonl
 from ssmax_lab.study.measurement import Measurement
-from ssmax_lab.train import pretrain
 from ssmax_lab.train.dist import single_process
+from ssmax_lab.train.pretraining import pretrain
 
 
 @pytest.fixture

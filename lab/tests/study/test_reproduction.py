@@ -21,8 +21,8 @@ from ssmax_lab.study.plan import Job, plan, share_done
 from ssmax_lab.study.presets import gpu
 from ssmax_lab.study.reproduction import read_study, report, reproduce
 from ssmax_lab.study.scheduler import Scheduler
-from ssmax_lab.train import configured
 from ssmax_lab.train.checkpoint import checkpoint_folder
+from ssmax_lab.train.recipes import configured
 
 
 def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):

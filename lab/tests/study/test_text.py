@@ -23,7 +23,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_tokens_of_the_embedded_text_are_about_as_many_as_assumed():
-    from ssmax_lab.data.embedded import embedded_documents
+    from ssmax_lab.data.sources import embedded_documents
 
     texts = [document.text for document in embedded_documents()]
     tokenizer = load_tokenizer("gpt2-digits")

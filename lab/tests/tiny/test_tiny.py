@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from ssmax_lab import cli
-from ssmax_lab.data.embedded import embedded_version
 from ssmax_lab.data.preparation import prepare
 from ssmax_lab.data.shards import VALIDATION, ShardSet
+from ssmax_lab.data.sources import embedded_version
 from ssmax_lab.records import NeedleScore, NeedleTrial, config_hash, read_jsonl
 from ssmax_lab.tiny import NAMES, RUNS, run_folder
-from ssmax_lab.train import load_run_model, read_run_config
 from ssmax_lab.train.dist import init_distributed
-from ssmax_lab.train.finetuning import _examples, question_rows
+from ssmax_lab.train.finetuning import HELD_OUT, Rows, _examples
 from ssmax_lab.train.loop import validation_loss
 from ssmax_lab.train.pretraining import Windows
-from ssmax_lab.train.questions import HIDDEN
+from ssmax_lab.train.question_sources import HIDDEN
 from ssmax_lab.train.recipes import configured, quick
-from ssmax_lab.train.task import LMTask
+from ssmax_lab.train.run import load_run_model, read_run_config
+from ssmax_lab.train.step import parallel_loss
 
 ROOT = Path(__file__).parents[3]
 MADE = json.loads((RUNS / "runs.json").read_text())
@@ -53,12 +53,12 @@ def test_its_validation_loss_comes_out_again(name, home, monkeypatch):
     length, seed = config.model.train_length, config.data.seed
     if config.data.base:
         examples, _ = _examples(HIDDEN, run_folder(config.data.base), length=length, seed=seed)
-        _, samples = question_rows(examples, length=length, seed=seed)
+        samples = Rows(examples[::HELD_OUT], length=length, seed=seed)
     else:
         shards = ShardSet.open(home / config.data.folder / VALIDATION)
         samples = Windows(shards, length=length, seed=seed)
     with init_distributed("cpu") as ranks:
-        loss = LMTask().parallelize(load_run_model(folder), config.run, ranks)
+        loss = parallel_loss(load_run_model(folder), config.run, ranks)
         found = validation_loss(loss, samples, config, ranks)
     recorded = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     # Another version of Python has another text: other documents, as hard as these.

@@ -1,12 +1,10 @@
 """Runs so small that a whole one takes a second."""
 
 import io
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import run_process
 import torch
 from torch.distributed import TCPStore
 
@@ -102,39 +100,31 @@ def stop_after():
 
 
 @pytest.fixture
-def run_ranks():
-    """So many ranks of a Python command as torchrun starts them, without a process for itself.
+def run_ranks(tmp_path):
+    """So many ranks of a run as torchrun starts them, without a process for itself.
 
     The store that they meet at is held here, so that nobody else can take its port.
     """
 
-    def run(number: int, *command: str, code: int = 0) -> list[str]:
+    def run(number: int, folder, config: TrainConfig, code: int = 0) -> list[str]:
         store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         shared = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(number),
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
+        said = [tmp_path / f"rank{rank}.txt" for rank in range(number)]
         processes = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            )
-            for rank in range(number)
+            run_process.start(folder, config, path, **shared, RANK=str(rank), LOCAL_RANK=str(rank))
+            for rank, path in enumerate(said)
         ]
-        try:
-            said = [process.communicate(timeout=240)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        assert [process.returncode for process in processes] == [code] * number, said
-        return said
+        for process in processes:
+            process.join(240)
+            process.kill()
+            process.join()
+        told = [path.read_text() for path in said]
+        assert [process.exitcode for process in processes] == [code] * number, told
+        return told
 
     return run

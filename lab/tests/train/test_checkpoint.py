@@ -9,7 +9,6 @@ import torch
 
 from ssmax._files import locked
 from ssmax.errors import UsageError
-from ssmax_lab.train import pretrain
 from ssmax_lab.train.checkpoint import (
     CheckpointWriter,
     TrainState,
@@ -22,6 +21,7 @@ from ssmax_lab.train.checkpoint import (
 from ssmax_lab.train.dist import single_process
 from ssmax_lab.train.loop import Interrupts
 from ssmax_lab.train.metrics import MetricsMark
+from ssmax_lab.train.pretraining import pretrain
 from ssmax_lab.train.run import load_run_model
 
 CPU = single_process(torch.device("cpu"))
@@ -112,9 +112,9 @@ def test_what_is_saved_is_what_was_there_when_it_was_asked_for(tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save(tmp_path, 1)
     folder = checkpoint_folder(tmp_path, 1)
-    with pytest.raises(ValueError, match="holds no model.other"):
+    with pytest.raises(ValueError, match=r"another model.*Missing key .*model\.other"):
         load_tensors(folder, {"model.other": torch.zeros(3)}, CPU)
-    with pytest.raises(ValueError, match=r"model.w is \(3,\) there, \(4,\) here"):
+    with pytest.raises(ValueError, match=r"another model.*\[3\].*\[4\].*model\.w"):
         load_tensors(folder, {"model.w": torch.zeros(4)}, CPU)
 
 
@@ -275,10 +275,10 @@ def test_a_run_without_its_settings_is_not_overwritten(small, tmp_path):
 
 def test_names_are_the_models_own(small, tmp_path):
     from ssmax_lab.model import LM
-    from ssmax_lab.train.task import LMTask
+    from ssmax_lab.train.step import make_optimizer
 
     model = LM(small("d").model)
-    optimizer = LMTask().optimizer(model, small("d").optim, CPU.device)
+    optimizer = make_optimizer(model, small("d").optim, CPU.device)
     names = set(training_tensors(model, optimizer))
     assert "model.blocks.0.attention.ssmax.s" in names
     assert "optimizer.head.weight.exp_avg_sq" in names

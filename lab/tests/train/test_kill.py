@@ -1,48 +1,37 @@
 """kill -9 at any moment, then resume: the same bytes as a run that was never stopped."""
 
-import json
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from run_process import start
 
-from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.dist import single_process
-
-WORKER = Path(__file__).parent / "worker.py"
-
-
-def start(folder, config):
-    command = [sys.executable, str(WORKER), str(folder), json.dumps(config.to_dict())]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+from ssmax_lab.train.pretraining import pretrain
+from ssmax_lab.train.run import load_run_model
 
 
 def finish(process, timeout=120):
-    try:
-        out, _ = process.communicate(timeout=timeout)
-    finally:
-        process.kill()
-    assert process.returncode == 0, out
-    return out
+    process.join(timeout)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0
 
 
 def kill_when(process, folder, lines, delay):
     """Once the metrics has so many lines, and a moment later; False if the run was quicker."""
     metrics = folder / "metrics.jsonl"
-    while process.poll() is None:
+    while process.is_alive():
         if metrics.exists() and metrics.read_bytes().count(b"\n") >= lines:
             time.sleep(delay)
             break
         time.sleep(0.002)
-    is_killed = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    return is_killed
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL
 
 
 def kill_and_compare(small, tmp_path, *, kills, seed):
@@ -61,8 +50,9 @@ def kill_and_compare(small, tmp_path, *, kills, seed):
     done = 0
     for lines in sorted(chance.sample(range(0, total - 5), kills)):
         # Steps, validation and the writing of checkpoints all take milliseconds here.
-        done += kill_when(start(killed, config), killed, lines, chance.random() * 0.05)
-    finish(start(killed, config))
+        process = start(killed, config, tmp_path / "said.txt")
+        done += kill_when(process, killed, lines, chance.random() * 0.05)
+    finish(start(killed, config, tmp_path / "said.txt"))
     assert done >= kills - 1
     assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
     mine, theirs = load_run_model(whole).state_dict(), load_run_model(killed).state_dict()
@@ -80,17 +70,18 @@ def test_twenty_kills(small, tmp_path, seed):
     kill_and_compare(small, tmp_path, kills=20, seed=seed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_the_run_with_a_checkpoint(small, tmp_path, number):
     config = small("b", run__steps=100_000, run__checkpoint_every=100_000)
-    process = start(tmp_path / "run", config)
+    process = start(tmp_path / "run", config, tmp_path / "said.txt")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (
-        metrics.exists() and metrics.read_bytes().count(b"\n") > 5
-    ):
+    while process.is_alive() and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 5):
         time.sleep(0.01)
-    process.send_signal(number)
-    out = finish(process)
+    os.kill(process.pid, number)
+    finish(process)
+    out = (tmp_path / "said.txt").read_text()
     (last,) = (line.split() for line in out.splitlines() if line.startswith("outcome"))
     assert last[2] == number.name
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == f"step-{int(last[1]):08d}\n"

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 
 import pytest
@@ -11,18 +10,18 @@ import torch
 
 from ssmax._progress import logging_to_terminal
 from ssmax.errors import NonfiniteError, UsageError
-from ssmax_lab.data import prepare
+from ssmax_lab.data.preparation import prepare
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM, load_lm
 from ssmax_lab.records import read_metrics
-from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.checkpoint import branch, checkpoint_folder, newest_checkpoint, read_state
 from ssmax_lab.train.dist import clip_gradients, single_process
-from ssmax_lab.train.loop import accumulate_gradients, graceful_shutdown
+from ssmax_lab.train.loop import graceful_shutdown
 from ssmax_lab.train.metrics import MetricsMark, MetricsWriter, flops_per_token
-from ssmax_lab.train.run import resumed_config
-from ssmax_lab.train.task import Batch, LMTask, Loss, learning_rate
+from ssmax_lab.train.pretraining import pretrain
+from ssmax_lab.train.run import load_run_model, resumed_config
+from ssmax_lab.train.step import Batch, Loss, accumulate_gradients, learning_rate, make_optimizer
 
 CPU = single_process(torch.device("cpu"))
 
@@ -238,10 +237,10 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
     import gc
     import weakref
 
-    from ssmax_lab.train import task
+    from ssmax_lab.train import loop
 
     models, alive = [], []
-    real = task.LM
+    real = loop.LM
 
     def built(config):
         gc.collect()
@@ -250,20 +249,20 @@ def test_the_old_model_is_gone_before_the_new_one_is_built(small, tmp_path, monk
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(task, "LM", built)
+    monkeypatch.setattr(loop, "LM", built)
     pretrain(small("f", run__steps=4), tmp_path / "run", ranks=CPU)
     assert alive == [0, 0]
 
 
 def test_a_start_that_is_refused_leaves_the_name_free(small, tmp_path, monkeypatch):
-    from ssmax_lab.train import task
+    from ssmax_lab.train import loop
 
     def unbuildable(_):
         raise ValueError("no such model")
 
     config = small("b", data__validation_windows=0, run__steps=2)
     with monkeypatch.context() as patch:
-        patch.setattr(task, "LM", unbuildable)
+        patch.setattr(loop, "LM", unbuildable)
         with pytest.raises(ValueError, match="no such model"):
             pretrain(config, tmp_path / "run", ranks=CPU)
     assert not (tmp_path / "run" / "config.json").exists()
@@ -298,16 +297,6 @@ def test_a_run_that_goes_on_has_no_finished_model_yet(small, tmp_path, monkeypat
     assert not (tmp_path / "run" / "model").exists()
     newest = weights_of(tmp_path / "run")
     assert not torch.equal(short["head.weight"], newest["head.weight"])
-
-
-def test_a_bias_below_zero_is_no_s_below_zero(small, tmp_path, caplog):
-    config = small("d", optim__lr=0.05, schedule__warmup_steps=0)
-    pretrain(config, tmp_path / "run", ranks=CPU)
-    values = read_metrics(tmp_path / "run" / "metrics.jsonl", "scale")[-1]["values"]
-    flat = {key: [v for name, row in values.items() if name.endswith(key) for v in row]
-            for key in (".s", ".bias")}  # fmt: skip
-    assert min(flat[".bias"]) < 0 < min(flat[".s"])
-    assert "below 0" not in caplog.text
 
 
 def poison(monkeypatch, at_step):
@@ -357,15 +346,6 @@ def test_a_loss_that_is_not_finite_is_skipped_and_counted(small, tmp_path, monke
     assert "step 7: loss nan" in caplog.text
 
 
-def test_an_s_below_zero_is_warned_of(small, tmp_path, caplog):
-    config = small("b", optim__lr=0.5, schedule__warmup_steps=0, optim__max_grad_norm=0)
-    pretrain(config, tmp_path / "run", ranks=CPU)
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    message = record.getMessage()
-    assert re.search(r"an s is below 0: -0\.\d{4} in head \d of blocks\.\d\.attention", message)
-
-
 def test_other_samples_are_another_run(small, tmp_path):
     config = small("b", run__steps=2)
     pretrain(config, tmp_path / "run", ranks=CPU)
@@ -397,7 +377,7 @@ def test_a_vocabulary_that_does_not_fit_is_refused(small, tmp_path):
 
 def test_weight_decay_is_for_matrices_alone(small):
     model = LM(small("d").model)
-    decayed, *free = LMTask().optimizer(model, small("d").optim, CPU.device).param_groups
+    decayed, *free = make_optimizer(model, small("d").optim, CPU.device).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert all(parameter.dim() >= 2 for parameter in decayed["params"])
     free_names = {names[id(parameter)] for group in free for parameter in group["params"]}

@@ -4,17 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from ssmax_lab.data.haystack import CITIES, NeedleDocuments, sentence_ends
+from ssmax_lab.data.haystack import CITIES, NeedleDocuments
 from ssmax_lab.data.qa import IGNORE
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import load_tokenizer
 from ssmax_lab.model import LM
 from ssmax_lab.records import read_metrics
-from ssmax_lab.train import pretrain
 from ssmax_lab.train.dist import single_process
-from ssmax_lab.train.loop import accumulate_gradients
-from ssmax_lab.train.pretraining import Windows, with_needles
-from ssmax_lab.train.task import LMTask, Loss
+from ssmax_lab.train.pretraining import Windows, WithNeedles, pretrain
+from ssmax_lab.train.step import Loss, accumulate_gradients, make_optimizer
 
 CPU = single_process(torch.device("cpu"))
 NEEDLES = {"data__needle_length": 128, "data__needles_per_row": 3, "model__train_length": 256}
@@ -26,11 +24,7 @@ def documents():
     text = np.frombuffer(b"It was late. Nobody came, and the rain went on. " * 50, np.uint8)
 
     def make(length: int = 128, seed: int = 0) -> NeedleDocuments:
-        breaks = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
-        return NeedleDocuments(
-            text, length=length, digits=4, seed=seed, encode=tokenizer.encode, breaks=breaks,
-            end_of_document=tokenizer.vocabulary.end_of_document,
-        )  # fmt: skip
+        return NeedleDocuments(text, length=length, digits=4, seed=seed, tokenizer=tokenizer)
 
     return make
 
@@ -72,7 +66,7 @@ def test_a_document_too_short_for_its_needle_is_refused(documents):
 def mixed(small, tokens):
     config = small("b", **NEEDLES)
     text = Windows(ShardSet.open(tokens / "train"), length=256, seed=0)
-    return config, text, with_needles(text, config.data, load_tokenizer("bytes"))
+    return config, text, WithNeedles(text, config.data, load_tokenizer("bytes"))
 
 
 def test_the_numbers_of_a_step_weigh_as_much_as_its_text(mixed):
@@ -121,7 +115,7 @@ def test_micro_batches_do_not_change_a_run_with_needles(small, tmp_path):
 def test_what_the_rules_learn_has_a_rate_of_its_own(small, letter, share):
     config = small(letter, optim__scale_lr=share)
     model = LM(config.model)
-    optimizer = LMTask().optimizer(model, config.optim, torch.device("cpu"))
+    optimizer = make_optimizer(model, config.optim, torch.device("cpu"))
     named = {id(one): name for name, one in model.named_parameters()}
     learned = {
         named[id(one)]

@@ -1,25 +1,21 @@
 """Ranks on gloo: two are one, and a run may go on with another number of them."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from ssmax.errors import UsageError
 from ssmax_lab.records import read_metrics
-from ssmax_lab.train import load_run_model, pretrain
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.dist import DistContext, single_process, with_context_parallel
+from ssmax_lab.train.pretraining import pretrain
 from ssmax_lab.train.recipes import long
-
-WORKER = Path(__file__).parent / "worker.py"
-
+from ssmax_lab.train.run import load_run_model
 
 CPU = single_process(torch.device("cpu"))
 
@@ -33,7 +29,7 @@ def train(run_ranks):
             is_there = (folder / "config.json").exists()
             pretrain(config, folder, ranks=CPU, resume=is_there)
             return []
-        return run_ranks(ranks, str(WORKER), str(folder), json.dumps(config.to_dict()))
+        return run_ranks(ranks, folder, config)
 
     return train
 
@@ -63,8 +59,8 @@ def test_two_ranks_are_one(small, tmp_path, train, parallel):
 @pytest.mark.parametrize(
     ("number", "context", "parallel", "letter"),
     [
-        (2, 2, "fsdp2", "d"),
-        (4, 2, "fsdp2", "b"),
+        (4, 2, "fsdp2", "d"),
+        pytest.param(2, 2, "fsdp2", "b", marks=pytest.mark.slow),
         pytest.param(2, 2, "ddp", "a", marks=pytest.mark.slow),
         pytest.param(4, 4, "fsdp2", "b", marks=pytest.mark.slow),
     ],
@@ -92,9 +88,16 @@ def test_ranks_that_share_sequences_are_one(
         torch.testing.assert_close(split[name], one[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train):
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [(2, 4, 2), (1, 6, 2)],
+        pytest.param([(2, 2, 2), (4, 4, 4), (1, 6, 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_a_split_run_resumes_on_other_ranks(small, tmp_path, train, starts):
     config = small("b", run__steps=4, run__parallel="fsdp2", run__context_parallel=2)
-    for ranks, steps, context in ((2, 2, 2), (4, 4, 4), (1, 6, 2)):
+    for ranks, steps, context in starts:
         given = {"run.steps": steps, "run.context_parallel": context}
         train(ranks, tmp_path / "run", config.with_overrides(given))
     train(1, tmp_path / "whole", small("b", run__steps=6))
@@ -117,7 +120,7 @@ def test_what_cannot_be_split_is_refused(small, overrides, keyword):
         with_context_parallel(ranks, small("b").with_overrides(overrides))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, before, after):
     config = small("b", run__steps=8, run__parallel="fsdp2")
     longer = config.with_overrides({"run.steps": 16})
@@ -139,6 +142,7 @@ def command_line(ranks, folder, *typed):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_is_a_line_of_each(small, tmp_path, tokens):
     """The first rank finds the folder taken; none is left waiting or ends in a traceback."""
     (tmp_path / "quick-b").mkdir()
@@ -162,8 +166,7 @@ def test_where_the_first_rank_cannot_write_none_waits(small, tmp_path, run_ranks
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "checkpoints").write_text("no folder")
-    config = json.dumps(small("b", run__steps=4).to_dict())
-    for said in run_ranks(2, str(WORKER), str(folder), config, code=1):
+    for said in run_ranks(2, folder, small("b", run__steps=4), code=1):
         assert "File exists" in said or "Not a directory" in said
         assert "cannot be written" in said
 

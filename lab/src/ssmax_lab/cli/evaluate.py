@@ -482,7 +482,7 @@ def _needle_score(
 ) -> None:  # fmt: skip
     import numpy as np
 
-    from ssmax_lab.eval.needle_score import top_heads
+    from ssmax_lab.eval.retrieval import top_heads
     from ssmax_lab.records import NEEDLE_SCORE
 
     scores = here.needle_scores(
@@ -542,7 +542,7 @@ def _digits(here: "Measurement", given: int | None) -> int:
     """Take as many as are given; else as many as a run was fine-tuned on, else the paper's."""
     if given is not None:
         return given
-    from ssmax_lab.train.questions import digits_taught
+    from ssmax_lab.train.question_sources import digits_taught
 
     learned = here.identity.get("run", {}).get("data", {}).get("questions", "")
     digits = digits_taught(learned)

@@ -111,7 +111,7 @@ def reproduce(
     from ssmax_lab.study.presets import study_named
     from ssmax_lab.study.text import check_embedded_is_enough, check_source
     from ssmax_lab.train.config import read_overrides
-    from ssmax_lab.train.questions import check_files, with_full_paths
+    from ssmax_lab.train.question_sources import check_files, with_full_paths
 
     study = study_named(preset)
     changes = read_overrides(set_ or [])

@@ -12,11 +12,11 @@ import typer
 from ssmax.cli.options import Device, Json, Out
 from ssmax.errors import UsageError
 from ssmax_lab.cli.data import default_data, text_of_shipped
-from ssmax_lab.cli.options import A_RUN, Run, Sets, Theta
-from ssmax_lab.tiny import is_shipped, run_folder
+from ssmax_lab.cli.options import Run, Sets, Theta
+from ssmax_lab.tiny import is_shipped
 
 if TYPE_CHECKING:
-    from ssmax_lab.train import Outcome
+    from ssmax_lab.train.loop import Outcome
 
 File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
@@ -90,7 +90,8 @@ def pretrain(
         settings = settings.with_overrides({"data.folder": str(default_data(recipe))})
     check_text(settings)
     check_gpu(settings.run.recipe, device)
-    from ssmax_lab.train import init_distributed, pretrain
+    from ssmax_lab.train.dist import init_distributed
+    from ssmax_lab.train.pretraining import pretrain
 
     with init_distributed(device) as ranks:
         outcome = pretrain(settings, folder, ranks=ranks, resume=resume)
@@ -98,111 +99,57 @@ def pretrain(
 
 
 def finetune(
-    base: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN",
-            parser=run_folder,
-            help=f"{A_RUN} With --hf a converted model's folder.",
-        ),
-    ],
-    hf: Annotated[
-        bool,
-        typer.Option("--hf", help="RUN is a converted Hugging Face model, or an adapter."),
-    ] = False,
-    adapter_base: Annotated[
-        str | None, typer.Option("--base", help="With --hf: base model of the adapter.")
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --hf: text that ssmax-lab data prepare wrote, instead of questions."
-        ),
-    ] = None,
-    only_ssmax: Annotated[
-        bool, typer.Option("--only-ssmax", help="With --hf: train s and b alone.")
-    ] = False,
+    base: Run,
     questions: Annotated[
         str | None,
         typer.Option(
             help="A SQuAD file, invented, or hidden (a number in the run's own text); "
-            "several joined by +. With --hf one file or invented, unless --data is "
-            "given. By default hidden for quick runs, else invented."
+            "several joined by +. By default hidden for quick runs, else invented."
         ),
     ] = None,
     config: Annotated[
         str | None, typer.Option(help="Replace the scaling rule first: e, or a rule's name.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run; by default RUN-qa, with --hf RUN-tuned.")
-    ] = None,
-    runs: Annotated[
-        Path | None, typer.Option(help="Folder of all runs; by default RUN's, with --hf runs.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default RUN-qa.")] = None,
+    runs: Annotated[Path | None, typer.Option(help="Folder of all runs; by default RUN's.")] = None,
     file: File = None,
     set_: Sets = None,
     resume: Resume = False,
     on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
-    """Fine-tune a run on questions, as in table 3.
-
-    With --hf: fine-tune a converted Hugging Face model, on questions or on text.
-    """
+    """Fine-tune a run on questions, as in table 3."""
     from ssmax._device import check_device
-    from ssmax.hf.sources import check_typed
     from ssmax.nn.rules import RULES
-    from ssmax_lab.train.config import ConvertedTrainConfig
-    from ssmax_lab.train.questions import check_files, check_folder_and_base, check_samples
+    from ssmax_lab.train.question_sources import check_files
     from ssmax_lab.train.run import named_folder, read_run_config, with_name
 
     overrides = _overrides(file, set_, on_nonfinite)
-    if hf and config is not None:
-        raise UsageError("--config is for runs; a converted model has its rule already")
-    if not hf and (adapter_base is not None or data is not None or only_ssmax):
-        raise UsageError("--base, --data and --only-ssmax are for converted models; add --hf")
-    if hf and not resume and data is None and questions is None:
-        # All weights would be trained on questions that nobody asked for.
-        raise UsageError(
-            "--hf needs something to learn from; give --data, a folder that ssmax-lab data prepare "
-            "wrote, or --questions, a file in SQuAD's format; --questions invented takes made-up "
-            "ones"
-        )
     check_device(device)
-    if only_ssmax:
-        overrides["model.only_ssmax"] = True
-    if hf:
-        check_folder_and_base(base, adapter_base or "")
-        check_samples(data, questions)
-        if adapter_base is not None:
-            check_typed(adapter_base, of_an_adapter="give the model that both are for")
-        ConvertedTrainConfig().with_overrides(overrides)
-    else:
-        read_run_config(base).with_overrides(overrides)
+    read_run_config(base).with_overrides(overrides)
     if questions is not None:
         check_files(questions)
     if config not in (None, "e", *RULES):
         raise UsageError(f"--config must be e or one of {', '.join(RULES)}, got {config!r}")
     base = with_name(base)
-    suffix = "-tuned" if hf else f"-{config}-qa" if config else "-qa"
-    beside = Path("runs") if hf or is_shipped(base) else base.parent
+    suffix = f"-{config}-qa" if config else "-qa"
+    beside = Path("runs") if is_shipped(base) else base.parent
     folder = named_folder(runs or beside, base.name + suffix if name is None else name)
     text_of_shipped(base)
-    from ssmax_lab.train import finetune, finetune_converted, init_distributed
+    from ssmax_lab.train.dist import init_distributed
+    from ssmax_lab.train.finetuning import finetune
 
-    shared: dict[str, Any] = {"questions": questions, "overrides": overrides, "resume": resume}
-    then = None
     with init_distributed(device) as ranks:
-        if hf:
-            outcome = finetune_converted(
-                base, folder, ranks=ranks, base=adapter_base, data=data, **shared
-            )
-            then = f"load it with ssmax.hf.from_pretrained({str(folder / 'model')!r})"
-        else:
-            rule = "ssmax" if config == "e" else config
-            outcome = finetune(base, folder, ranks=ranks, rule=rule, **shared)
-    typed = ["finetune", *(["--hf"] if hf else []), str(base)]
-    return _ended(outcome, folder, typed, device, then)
+        outcome = finetune(
+            base,
+            folder,
+            ranks=ranks,
+            questions=questions,
+            rule="ssmax" if config == "e" else config,
+            overrides=overrides,
+            resume=resume,
+        )
+    return _ended(outcome, folder, ["finetune", str(base)], device)
 
 
 def generate(
@@ -238,8 +185,8 @@ def generate(
     here = select_device(device)
     import torch
 
-    from ssmax_lab.data.detokenizer import IncrementalDetokenizer
-    from ssmax_lab.train import load_run_model, load_run_tokenizer
+    from ssmax_lab.data.tokenizer import IncrementalDetokenizer
+    from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
@@ -286,7 +233,7 @@ def export(folder: Run, out: Out, json_: Json = False) -> None:
     read_run_config(folder)
     check_empty(out)
     from ssmax_lab.model.llama import save_as_llama
-    from ssmax_lab.train import load_run_model, load_run_tokenizer
+    from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
     end = tokenizer.vocabulary.end_of_document
@@ -316,15 +263,13 @@ def _overrides(
     return overrides
 
 
-def _ended(
-    outcome: "Outcome", folder: Path, verb: list[str], device: str | None, then: str | None = None
-) -> int:
+def _ended(outcome: "Outcome", folder: Path, verb: list[str], device: str | None) -> int:
     """Print how a run ended and what to do next; return the exit code."""
     to_use_it = ["ssmax-lab", "generate", str(folder), "a prompt"]
     where = ["--runs", str(folder.parent), "--name", folder.name]
     where += [] if device is None else ["--device", device]
     if outcome.stopped_by is None:
-        code, said = 0, f"done, {outcome.step:,} steps; " + (then or shlex.join(to_use_it))
+        code, said = 0, f"done, {outcome.step:,} steps; {shlex.join(to_use_it)}"
     else:
         code = 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
         said = (

@@ -13,6 +13,7 @@ import numpy as np
 from ssmax.errors import UsageError
 from ssmax_lab.data.qa import Example, Question, format_question
 from ssmax_lab.data.shards import ShardSet
+from ssmax_lab.data.tokenizer import Tokenizer
 
 CITIES = (
     "Athens", "Berlin", "Cairo", "Delhi", "Geneva", "Havana", "Kyoto", "Lagos", "Lima", "London",
@@ -121,16 +122,14 @@ def hidden_examples(
     length: int,
     digits: int,
     seed: int,
-    encode: Encode,
-    breaks: frozenset[int],
-    end_of_document: int,
+    tokenizer: Tokenizer,
 ) -> list[Example]:
     """Hide needles in stretches of a text, each with its question and answer, for fine-tuning.
 
     An example takes at most `length` tokens; its context, its depth, its city and its number are
     drawn.
     """
-    chance = random.Random(f"hidden numbers {seed}")
+    chance, encode = random.Random(f"hidden numbers {seed}"), tokenizer.encode
     least = max(_bare_length(city, digits, encode) for city in CITIES)
     room = length - len(encode(f" {'9' * digits}")) - 1
     if room < least:
@@ -150,9 +149,9 @@ def hidden_examples(
             length=chance.randint(least, room),
             depth=chance.random(),
             encode=encode,
-            breaks=breaks,
+            breaks=tokenizer.sentence_ends,
         )
-        tokens = [*stack.tokens, *stack.answer, end_of_document]
+        tokens = [*stack.tokens, *stack.answer, tokenizer.vocabulary.end_of_document]
         examples.append(Example(tokens=np.array(tokens, np.int32), answer_start=len(stack.tokens)))
     return examples
 
@@ -165,19 +164,11 @@ class NeedleDocuments:
     """
 
     def __init__(
-        self,
-        text: np.ndarray,
-        *,
-        length: int,
-        digits: int,
-        seed: int,
-        encode: Encode,
-        breaks: frozenset[int],
-        end_of_document: int,
+        self, text: np.ndarray, *, length: int, digits: int, seed: int, tokenizer: Tokenizer
     ) -> None:
         # Sentences, questions and numbers come again.
-        self._encode: Encode = functools.lru_cache(1 << 16)(encode)
-        self.answer_length: int = len(encode(f" {'9' * digits}")) + 1
+        self._encode: Encode = functools.lru_cache(1 << 16)(tokenizer.encode)
+        self.answer_length: int = len(tokenizer.encode(f" {'9' * digits}")) + 1
         self._least = max(_bare_length(city, digits, self._encode) for city in CITIES)
         if length < self._least:
             raise UsageError(
@@ -187,7 +178,8 @@ class NeedleDocuments:
         if len(text) <= length:
             raise UsageError(f"the text has {len(text)} tokens, too few to hide a number in")
         self._text, self._length, self._digits = text, length, digits
-        self._seed, self._breaks, self._end = seed, breaks, end_of_document
+        self._seed, self._breaks = seed, tokenizer.sentence_ends
+        self._end = tokenizer.vocabulary.end_of_document
 
     def document(self, number: int) -> Haystack:
         """Make the document of a number; its answer is not among its tokens."""
@@ -265,13 +257,6 @@ def long_rows(shards: ShardSet, *, length: int, count: int) -> np.ndarray:
         )
     end = shards.vocabulary.end_of_document
     return np.stack([np.append(end, shards.slice(start, start + length)) for start in starts])
-
-
-def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
-    """Find the tokens whose text ends a sentence or a line."""
-    return frozenset(
-        token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
-    )
 
 
 def count_matching_digits(continuation: str, number: str) -> int:

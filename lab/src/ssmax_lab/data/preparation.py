@@ -22,7 +22,6 @@ import numpy as np
 from ssmax._files import locked, make_folder, write_whole
 from ssmax._progress import log_progress
 from ssmax.errors import MachineError, UsageError
-from ssmax_lab.data.documents import Document, Part, Skipped, TokenDocument
 from ssmax_lab.data.shards import (
     INDEX,
     SUFFIX,
@@ -36,7 +35,7 @@ from ssmax_lab.data.shards import (
     write_index,
     write_shard,
 )
-from ssmax_lab.data.sources import open_source
+from ssmax_lab.data.sources import Document, Part, Skipped, TokenDocument, open_source
 from ssmax_lab.data.token_files import TOKENS, open_tokens
 from ssmax_lab.data.tokenizer import FILE, Tokenizer, load_tokenizer
 from ssmax_lab.data.workers import cores, run_all

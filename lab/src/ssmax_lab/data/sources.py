@@ -1,24 +1,98 @@
-"""Where text comes from: the embedded corpus, files and folders, Hugging Face."""
+"""Where text comes from: the embedded corpus, files and folders, Hugging Face.
+
+A source is listed as parts, each of which a worker reads alone: documents, and what was left out.
+"""
 
 import functools
 import gzip
+import hashlib
 import io
 import json
 import lzma
 import os
+import platform
+import re
+import sysconfig
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from ssmax._extras import require
-from ssmax.errors import UsageError
-from ssmax_lab.data.documents import Document, Part, Skipped, SourceStoppedError, as_document
-from ssmax_lab.data.embedded import embedded_part
+from ssmax.errors import MachineError, UsageError
 
 EMBEDDED, HUB = "embedded", "hf:"
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file raises."""
+
+_LEFT_OUT = re.compile(
+    r"__pycache__|site-packages|dist-packages|tests?|idle_test"
+    # What describes the machine rather than the language.
+    r"|config-.*|_sysconfigdata.*|sitecustomize\.py|usercustomize\.py"
+)
+_INDENTATION = re.compile(r"^(?: {4})+", re.MULTILINE)
+
+
+class SourceStoppedError(MachineError):
+    """A source that broke off and may answer again later, as a connection does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text."""
+
+    name: str
+    """Where it came from: "file.txt", "file.jsonl:17"."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDocument:
+    """One document that is encoded already."""
+
+    name: str
+    tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What could have been a document, and why it is none."""
+
+    name: str
+    reason: str
+    """One of few, so that reasons can be counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A piece of a source that one worker reads, in whatever process."""
+
+    name: str
+    size: int | None
+    """Bytes to read; None where unknown."""
+    read: Callable[[], Iterator[Document | TokenDocument | Skipped]]
+    """Gives everything in it, in an order that is always the same; can be pickled."""
+
+
+def as_document(name: str, parse: Callable[[], object], field: str) -> Document | Skipped:
+    """Make a document of what `parse` gives, or say why it is none."""
+    try:
+        text = parse()
+        if not isinstance(text, str):
+            return Skipped(name, "not a string")
+        # JSON can spell half of a surrogate pair, which no UTF-8 can.
+        text.encode()
+    except UnicodeError:
+        return Skipped(name, "not UTF-8")
+    except (KeyError, TypeError):
+        return Skipped(name, f"no field {field!r}")
+    except (ValueError, RecursionError):
+        return Skipped(name, "not JSON")
+    return Document(name, text) if text.strip() else Skipped(name, "empty")
+
 
 Documents = Iterator[Document | Skipped]
 
@@ -170,3 +244,41 @@ def _read_hub(
         raise SourceStoppedError(
             f"{name} stopped: {error}; run the same command again to resume"
         ) from error
+
+
+def embedded_part() -> Part:
+    """Make a part of the whole corpus, named by its version."""
+    size = sum(len(document.text.encode()) for document in embedded_documents())
+    return Part(name=f"embedded {embedded_version()}", size=size, read=embedded_documents)
+
+
+def embedded_documents() -> Iterator[Document]:
+    """Read the standard library's modules by relative path, four spaces of indentation as a tab."""
+    root = Path(sysconfig.get_path("stdlib"))
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not _LEFT_OUT.fullmatch(name)]
+        found += [
+            Path(folder, name).relative_to(root).as_posix()
+            for name in files
+            if name.endswith(".py") and not _LEFT_OUT.fullmatch(name)
+        ]
+    if not found:
+        raise UsageError(
+            f"this Python comes without the sources of its standard library: {root} holds none; "
+            "give a text of your own"
+        )
+    for name in sorted(found):
+        text = (root / name).read_text(encoding="utf-8")
+        # Tabs make of every level of indentation one token of GPT-2 instead of four.
+        folded = _INDENTATION.sub(lambda spaces: "\t" * (len(spaces[0]) // 4), text)
+        if folded.strip():
+            yield Document(name, folded)
+
+
+def embedded_version() -> str:
+    """Name the version of Python and a hash of the corpus: "3.11.7-0123456789ab"."""
+    digest = hashlib.sha256()
+    for document in embedded_documents():
+        digest.update(f"{document.name}\0{document.text}\0".encode())
+    return f"{platform.python_version()}-{digest.hexdigest()[:12]}"

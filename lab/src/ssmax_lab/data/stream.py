@@ -3,9 +3,9 @@
 import hashlib
 import itertools
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from ssmax.errors import UsageError
 from ssmax_lab.data.shards import ShardSet
 
 T = TypeVar("T")
+IGNORE = -100
+"""A target that has no loss."""
 
 
 class TokenStream:
@@ -94,38 +96,15 @@ def _scramble(values: np.ndarray) -> np.ndarray:
     return values ^ values >> np.uint64(31)
 
 
-class Prefetch(Generic[T]):
-    """Makes make(start), make(start + 1) and so on in a thread, up to two ahead of their use."""
-
-    def __init__(self, make: Callable[[int], T], start: int = 0) -> None:
-        self._make, self._steps = make, itertools.count(start)
-        self._thread = ThreadPoolExecutor(1)
-        self._made = deque([self._begin(), self._begin()])
-
-    def close(self) -> None:
-        """Stop making; waits for what is being made."""
-        self._thread.shutdown(cancel_futures=True)
-        self._made.clear()
-
-    def __iter__(self) -> "Prefetch[T]":
-        return self
-
-    def __next__(self) -> T:
-        if not self._made:
-            raise UsageError("this Prefetch is closed; make a new one that starts where it ended")
+def prefetched(make: Callable[[int], T], start: int = 0) -> Generator[T, None, None]:
+    """Make make(start), make(start + 1) and so on in a thread, up to two ahead of their use."""
+    steps = itertools.count(start)
+    with ThreadPoolExecutor(1) as thread:
+        made = deque(thread.submit(make, next(steps)) for _ in range(2))
         try:
-            made = self._made.popleft().result()
-        except BaseException:
-            self.close()
-            raise
-        self._made.append(self._begin())
-        return made
-
-    def __enter__(self) -> "Prefetch[T]":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _begin(self) -> Future[T]:
-        return self._thread.submit(self._make, next(self._steps))
+            while True:
+                one = made.popleft().result()
+                made.append(thread.submit(make, next(steps)))
+                yield one
+        finally:
+            thread.shutdown(cancel_futures=True)

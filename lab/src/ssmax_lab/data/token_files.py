@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.documents import Part, Skipped, TokenDocument
 from ssmax_lab.data.shards import Vocabulary
-from ssmax_lab.data.sources import BROKEN, files_of, open_bytes
+from ssmax_lab.data.sources import BROKEN, Part, Skipped, TokenDocument, files_of, open_bytes
 
 TOKENS = "tokens:"
 

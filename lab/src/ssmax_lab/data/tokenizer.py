@@ -2,10 +2,11 @@
 
 import abc
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -50,9 +51,21 @@ class Tokenizer(abc.ABC):
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens; what is not UTF-8 becomes the replacement character."""
 
+    @functools.cached_property
+    def sentence_ends(self) -> frozenset[int]:
+        """Find the tokens whose text ends a sentence or a line."""
+        return sentence_ends(self.decode, self.vocabulary.size)
+
     def from_file(self, tokens: np.ndarray) -> Sequence[int] | np.ndarray:
         """Take ready tokens of a file as this vocabulary has them."""
         return tokens
+
+
+def sentence_ends(decode: Callable[[Sequence[int]], str], vocab_size: int) -> frozenset[int]:
+    """Find the tokens whose text ends a sentence or a line."""
+    return frozenset(
+        token for token in range(vocab_size) if decode([token]).endswith((".", "!", "?", "\n"))
+    )
 
 
 def load_tokenizer(name: str) -> Tokenizer:
@@ -201,3 +214,31 @@ class _JsonTokenizer(Tokenizer):
 
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+
+class IncrementalDetokenizer:
+    """Decodes one token after the other; holds back what may be half a character."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._tokens: list[int] = []
+        # What came before the last whole character is decoded again: a tokenizer may write the
+        # same token otherwise at the start of a text.
+        self._context = self._written = 0
+
+    def add(self, token: int) -> str:
+        """Give the new text after this token."""
+        self._tokens.append(token)
+        text = self._undecoded()
+        if text.endswith(UNKNOWN):
+            return ""
+        self._context, self._written = self._written, len(self._tokens)
+        return text
+
+    def finish(self) -> str:
+        """Give what was held back, once no more tokens come."""
+        return self._undecoded()
+
+    def _undecoded(self) -> str:
+        before = self._decode(self._tokens[self._context : self._written])
+        return self._decode(self._tokens[self._context :])[len(before) :]

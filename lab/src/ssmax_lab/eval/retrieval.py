@@ -1,11 +1,19 @@
-"""Figure 6: needle retrieval accuracy by the length of the context and the depth of the needle."""
+"""Numbers hidden in a text: how often they are found, and how much attention goes to them.
 
+Figure 6 is needle retrieval accuracy by the length of the context and the depth of the needle,
+figures 7 and 8 the attention from the end of the prompt to the number.
+"""
+
+import dataclasses
+import functools
 import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ssmax._files import in_turn, make_folder, write_whole
 from ssmax.errors import UsageError
@@ -18,11 +26,10 @@ from ssmax_lab.data.haystack import (
     hide,
     is_exact_match,
     random_needle,
-    sentence_ends,
 )
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
-from ssmax_lab.records import NeedleTrial, Provenance, read_jsonl, to_jsonl
+from ssmax_lab.records import NeedleScore, NeedleTrial, Provenance, read_jsonl, to_jsonl
 
 
 def measure_retrieval(
@@ -54,17 +61,13 @@ def measure_retrieval(
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
     done = _finished(out, run, provenance.config_hash, trials)
-    ends = sentence_ends(tokenizer.decode, tokenizer.vocabulary.size)
+    prompt = functools.partial(
+        make_haystack, tokenizer, text, seed=seed, digits=digits, begun=begun
+    )
     cells = [(length, depth) for length in lengths for depth in depths]
     for number, (length, depth) in enumerate(cells, 1):
         if (length, depth) not in done:
-            stacks = [
-                make_haystack(
-                    tokenizer, text, ends, length=length, depth=depth, trial=trial, seed=seed,
-                    digits=digits, begun=begun,
-                )
-                for trial in range(trials)
-            ]  # fmt: skip
+            stacks = [prompt(length=length, depth=depth, trial=trial) for trial in range(trials)]
             found = [
                 NeedleTrial(
                     run=run,
@@ -89,10 +92,144 @@ def measure_retrieval(
     return [trial for cell in cells for trial in done[cell]]
 
 
+def measure_retrieval_by_length(
+    model: EvalModel,
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    *,
+    lengths: Sequence[int],
+    depths: Sequence[float],
+    trials: int,
+    weighed: int,
+    digits: int,
+    seed: int,
+    batch: int,
+    device: torch.device,
+    on_progress: OnProgress = silent,
+) -> tuple[list[float], list[list[list[float]]]]:
+    """Measure needle retrieval accuracy, and the weights on the number by layer and head.
+
+    Weights are means over the first `weighed` trials of every depth. The prompts of a length are
+    the same for every model.
+    """
+    prompt = functools.partial(make_haystack, tokenizer, text, seed=seed, digits=digits)
+    accuracies, weights = [], []
+    for done, length in enumerate(lengths, 1):
+        stacks = [
+            prompt(length=length, depth=depth, trial=trial)
+            for trial in range(trials)
+            for depth in depths
+        ]
+        said = answers(model, tokenizer, stacks, batch=batch)
+        found = [
+            is_exact_match(one, stack.needle.number)
+            for one, stack in zip(said, stacks, strict=True)
+        ]
+        accuracies.append(sum(found) / len(found))
+        # Some tokenizers spell the space before a number; what looks at it is the token before the
+        # first digit.
+        few = [
+            dataclasses.replace(stack, tokens=[*stack.tokens, *stack.answer[:-digits]])
+            for stack in stacks[: weighed * len(depths)]
+        ]
+        on_numbers = [
+            weights_LH
+            for start in range(0, len(few), batch)
+            for weights_LH in attention_on_needles(model, few[start : start + batch], device=device)
+        ]
+        weights.append(torch.stack(on_numbers).mean(0).tolist())
+        on_progress("length", done, len(lengths))
+    return accuracies, weights
+
+
+def measure_needle_scores(
+    model: EvalModel,
+    tokenizer: Tokenizer,
+    text: Sequence[int] | np.ndarray,
+    *,
+    run: str,
+    length: int,
+    trials: int,
+    seed: int,
+    provenance: Provenance,
+    depth: float | None = None,
+    digits: int = DIGITS,
+    needle: Needle | None = None,
+    batch: int = 1,
+    device: torch.device | str = "cpu",
+    on_progress: OnProgress = silent,
+) -> list[NeedleScore]:
+    """Measure the score of every head in every trial, and what the model then said.
+
+    `depth` None draws one for each trial, `needle` None a city and a number.
+    """
+    if trials < 1:
+        raise UsageError(f"trials must be at least 1, got {trials}")
+    if batch < 1:
+        raise UsageError(f"batch must be at least 1, got {batch}")
+    drawn = np.random.default_rng(seed).random(trials).tolist()
+    depths = drawn if depth is None else [depth] * trials
+    prompt = functools.partial(
+        make_haystack, tokenizer, text, seed=seed, digits=digits, needle=needle
+    )
+    scores: list[NeedleScore] = []
+    for start in range(0, trials, batch):
+        numbers = range(start, min(start + batch, trials))
+        stacks = [prompt(length=length, depth=depths[trial], trial=trial) for trial in numbers]
+        on_needles = attention_on_needles(model, stacks, device=device)
+        said_each = answers(model, tokenizer, stacks, batch=batch)
+        for trial, stack, weights_LH, said in zip(
+            numbers, stacks, on_needles, said_each, strict=True
+        ):
+            scores.append(
+                NeedleScore(
+                    run=run,
+                    length=length,
+                    depth=depths[trial],
+                    trial=trial,
+                    number=stack.needle.number,
+                    said=said,
+                    is_whole=is_exact_match(said, stack.needle.number),
+                    first_digit=has_first_digit(said, stack.needle.number),
+                    number_scores=weights_LH.tolist(),
+                    provenance=provenance,
+                )
+            )
+        on_progress("trial", len(scores), trials)
+    return scores
+
+
+@torch.no_grad()
+def attention_on_needles(
+    model: EvalModel, stacks: Sequence[Haystack], *, device: torch.device | str = "cpu"
+) -> list[Tensor]:
+    """Sum the weight from the last token on the number, for prompts of one length.
+
+    (layers, heads) each.
+    """
+    tokens_BT = torch.tensor([stack.tokens for stack in stacks], device=device)
+    numbers: list[list[Tensor]] = [[] for _ in stacks]
+    for weights in model.attention_rows(tokens_BT, [tokens_BT.shape[1] - 1]):
+        for index, row_HT in enumerate(weights[:, :, 0].double().cpu()):
+            numbers[index].append(row_HT[:, slice(*stacks[index].number)].sum(-1))
+    return [torch.stack(layers) for layers in numbers]
+
+
+def top_heads(
+    scores_LH: Sequence[Sequence[float]], count: int = 25
+) -> list[tuple[int, int, float]]:
+    """Find the heads with the largest scores: layer, head, score."""
+    flat = [
+        (layer, head, score)
+        for layer, row in enumerate(scores_LH)
+        for head, score in enumerate(row)
+    ]
+    return sorted(flat, key=lambda entry: -entry[2])[:count]
+
+
 def make_haystack(
     tokenizer: Tokenizer,
     text: Sequence[int] | np.ndarray,
-    ends: frozenset[int],
     *,
     length: int,
     depth: float,
@@ -112,7 +249,7 @@ def make_haystack(
         length=length,
         depth=depth,
         encode=tokenizer.encode,
-        breaks=ends,
+        breaks=tokenizer.sentence_ends,
         begun=begun,
     )
 

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 from ssmax._lazy import door
 
 if TYPE_CHECKING:
-    from ssmax_lab.model.checkpoint import load_lm as load_lm
-    from ssmax_lab.model.checkpoint import save_lm as save_lm
     from ssmax_lab.model.config import LMConfig as LMConfig
-    from ssmax_lab.model.llama import from_llama_weights as from_llama_weights
     from ssmax_lab.model.llama import to_llama_weights as to_llama_weights
     from ssmax_lab.model.model import LM as LM
+    from ssmax_lab.model.saving import load_lm as load_lm
+    from ssmax_lab.model.saving import save_lm as save_lm
 
 _HOME_OF = {
     "LM": "model",
     "LMConfig": "config",
-    "from_llama_weights": "llama",
-    "load_lm": "checkpoint",
-    "save_lm": "checkpoint",
+    "load_lm": "saving",
+    "save_lm": "saving",
     "to_llama_weights": "llama",
 }
 

@@ -8,7 +8,7 @@ that changes from token to token (bounds, position, slot) kept on the device.
 # B batch, T tokens, V vocabulary, C hidden size, G key heads, D head size
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -321,3 +321,32 @@ def decoder_kind(name: str, weight: Tensor, max_new_tokens: int) -> type[PlainDe
         is_worth_it = max_new_tokens >= WORTH_RECORDING
         name = "cuda_graph" if has_kernels and not is_wide and is_worth_it else "plain"
     return CudaGraphDecoder if name == "cuda_graph" else PlainDecoder
+
+
+def decode(
+    model: "LM",
+    kind: type[PlainDecoder],
+    tokens_BT: Tensor,
+    keep_BT: Tensor,
+    max_new_tokens: int,
+    choose: Callable[[Tensor], Tensor],
+    stop_tokens: frozenset[int],
+) -> Iterator[list[int | None]]:
+    """Yield each step's token for every prompt, None for one that has stopped."""
+    if not max_new_tokens:
+        return
+    batch, longest = tokens_BT.shape
+    decoder = kind(model, batch=batch, max_keys=longest + max_new_tokens)
+    running = [True] * batch
+    logits_BV = decoder.start(tokens_BT, keep_BT)
+    for left in reversed(range(max_new_tokens)):
+        chosen_B = choose(logits_BV.float())
+        step: list[int | None] = []
+        for row, token in enumerate(chosen_B.tolist()):
+            running[row] = running[row] and token not in stop_tokens
+            step.append(token if running[row] else None)
+        if not any(running):
+            return
+        yield step
+        if left:
+            logits_BV = decoder.step(chosen_B)

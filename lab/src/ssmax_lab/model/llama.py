@@ -1,11 +1,9 @@
 """Bring a model into the layout of Transformers' Llama, as weights or as a folder with s."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ssmax._extras import require
@@ -71,29 +69,6 @@ def to_llama_weights(model: LM) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-
-
-def from_llama_weights(weights: Mapping[str, Tensor], config: LMConfig) -> LM:
-    """Build a model with the weights of a LlamaForCausalLM; under a rule, s starts as always."""
-    with torch.device("cpu"):
-        model = LM(config)
-    names = _names(config)
-    missing = [theirs for _, theirs in names if theirs not in weights]
-    unknown = sorted(set(weights) - {theirs for _, theirs in names})
-    unknown = [name for name in unknown if not name.endswith("rotary_emb.inv_freq")]
-    if missing or unknown:
-        raise UsageError(
-            f"these are not the weights of a Llama of this shape: missing {missing[:3]}, "
-            f"unknown {unknown[:3]}"
-        )
-    state = model.state_dict()
-    for ours, theirs in names:
-        if state[ours].shape != weights[theirs].shape:
-            raise UsageError(
-                f"{theirs} must be {tuple(state[ours].shape)}, got {tuple(weights[theirs].shape)}"
-            )
-        state[ours].copy_(weights[theirs])
-    return model
 
 
 def as_llama(model: LM, *, end: int | None = None) -> nn.Module:

@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from ssmax.errors import UsageError
 from ssmax.nn import KVCache, ProbeTable, RMSNorm, RotaryEmbedding, SelfAttention
 from ssmax.ops.visible import MaskSpec, mask_spec
 from ssmax_lab.model.config import LMConfig
-from ssmax_lab.model.generation import PlainDecoder, chooser, decoder_kind, left_padded
 from ssmax_lab.model.loss import linear_cross_entropy
 
 
@@ -250,42 +249,18 @@ class LM(nn.Module):
         likeliest that together reach that probability. `decoder` is plain, or cuda_graph: a CUDA
         graph, which `auto` takes for 64 new tokens and more.
         """
-        choose = chooser(temperature, top_k, top_p, generator)
+        # Here: training needs none of it.
+        from ssmax_lab.model import generation
+
+        choose = generation.chooser(temperature, top_k, top_p, generator)
         if max_new_tokens < 0:
             raise UsageError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
-        device = self.embedding.weight.device
-        tokens_BT, keep_BT = left_padded(prompts, self.config.vocab_size, device)
-        kind = decoder_kind(decoder, self.embedding.weight, max_new_tokens)
+        weight = self.embedding.weight
+        kind = generation.decoder_kind(decoder, weight, max_new_tokens)
+        tokens_BT, keep_BT = generation.left_padded(prompts, self.config.vocab_size, weight.device)
         # A tensor's elements are told apart by what they are, not by what they hold.
         stop = frozenset(map(int, stop_tokens))
-        return self._decode(tokens_BT, keep_BT, max_new_tokens, choose, stop, kind)
-
-    def _decode(
-        self,
-        tokens_BT: Tensor,
-        keep_BT: Tensor,
-        max_new_tokens: int,
-        choose: Callable[[Tensor], Tensor],
-        stop_tokens: frozenset[int],
-        kind: type[PlainDecoder],
-    ) -> Iterator[list[int | None]]:
-        if not max_new_tokens:
-            return
-        batch, longest = tokens_BT.shape
-        decoder = kind(self, batch=batch, max_keys=longest + max_new_tokens)
-        running = [True] * batch
-        logits_BV = decoder.start(tokens_BT, keep_BT)
-        for left in reversed(range(max_new_tokens)):
-            chosen_B = choose(logits_BV.float())
-            step: list[int | None] = []
-            for row, token in enumerate(chosen_B.tolist()):
-                running[row] = running[row] and token not in stop_tokens
-                step.append(token if running[row] else None)
-            if not any(running):
-                return
-            yield step
-            if left:
-                logits_BV = decoder.step(chosen_B)
+        return generation.decode(self, kind, tokens_BT, keep_BT, max_new_tokens, choose, stop)
 
     def _shared(
         self,

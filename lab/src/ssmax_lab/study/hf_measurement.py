@@ -11,9 +11,8 @@ from ssmax.errors import UsageError
 from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.tokenizer import FILE, load_tokenizer
 from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
-from ssmax_lab.records import RUN_CONFIG, config_hash
+from ssmax_lab.records import config_hash
 from ssmax_lab.study.measurement import Measurement, weights_hash
-from ssmax_lab.train.run import MODEL
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
@@ -21,14 +20,9 @@ SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ 
 
 
 def hf_name(source: str, adapter: Path | None = None) -> str:
-    """Name a model in records: a folder by its name, a model of the Hub by its own.
-
-    What `ssmax-lab finetune --hf` wrote is called by its run.
-    """
-    name, path = source, Path(source).resolve()
-    if path.exists():
-        is_of_a_run = path.name == MODEL and (path.parent / RUN_CONFIG).is_file()
-        name = path.parent.name if is_of_a_run else path.name
+    """Name a model in records: a folder by its name, a model of the Hub by its own."""
+    path = Path(source).resolve()
+    name = path.name if path.exists() else source
     return f"{name}+{adapter.resolve().name}" if adapter is not None else name
 
 

@@ -24,9 +24,12 @@ from ssmax_lab.records import (
 from ssmax_lab.study.measurement import Measurement
 from ssmax_lab.study.plan import Job
 from ssmax_lab.study.presets import Study
-from ssmax_lab.train import configured, finetune, init_distributed, pretrain
 from ssmax_lab.train.checkpoint import branch, drop_checkpoints
+from ssmax_lab.train.dist import init_distributed
+from ssmax_lab.train.finetuning import finetune
 from ssmax_lab.train.loop import Outcome
+from ssmax_lab.train.pretraining import pretrain
+from ssmax_lab.train.recipes import configured
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,14 @@ from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer
-from ssmax_lab.eval import (
-    EvalModel,
+from ssmax_lab.eval.position_loss import measure_position_loss
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
+from ssmax_lab.eval.retrieval import (
     measure_needle_scores,
-    measure_position_loss,
     measure_retrieval,
     measure_retrieval_by_length,
-    measure_sharpness,
 )
-from ssmax_lab.eval.protocols import OnProgress, silent
+from ssmax_lab.eval.sharpness import measure_sharpness
 from ssmax_lab.model import LM
 from ssmax_lab.records import (
     NEEDLE,
@@ -47,8 +46,13 @@ from ssmax_lab.records import (
     read_jsonl,
     to_jsonl,
 )
-from ssmax_lab.train import load_run_model, load_run_tokenizer, read_run_config
-from ssmax_lab.train.run import text_of_run, with_name
+from ssmax_lab.train.run import (
+    load_run_model,
+    load_run_tokenizer,
+    read_run_config,
+    text_of_run,
+    with_name,
+)
 
 
 class Measurement:

@@ -43,7 +43,7 @@ from ssmax_lab.records import (
 )
 from ssmax_lab.study.text import is_local
 from ssmax_lab.train.config import MAY_CHANGE, flat
-from ssmax_lab.train.questions import is_path, question_sources
+from ssmax_lab.train.question_sources import is_path, question_sources
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""

@@ -9,7 +9,7 @@ from ssmax.errors import UsageError
 from ssmax_lab.analysis.rope import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.questions import digits_taught
+from ssmax_lab.train.question_sources import digits_taught
 from ssmax_lab.train.recipes import DEFAULT_TEXT, PRETRAINING
 
 

@@ -32,7 +32,7 @@ from ssmax_lab.study.plan import (
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.questions import is_path, question_sources
+from ssmax_lab.train.question_sources import is_path, question_sources
 from ssmax_lab.train.recipes import check_gpu
 
 WORDS = {

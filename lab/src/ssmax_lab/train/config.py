@@ -19,8 +19,6 @@ Parallel = Literal["auto", "none", "ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
 Precision = Literal["float32", "bfloat16"]
 OnNonfinite = Literal["stop", "skip"]
-LENGTH = 1024
-"""Tokens of a row of a converted model, unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +46,8 @@ class DataConfig:
     """Of their numbers."""
 
     def __post_init__(self) -> None:
-        _at_least("data.needle_length", self.needle_length, 0)
-        _at_least("data.needles_per_row", self.needles_per_row, 1)
-        _at_least("data.needle_digits", self.needle_digits, 1)
-        _at_least("data.validation_windows", self.validation_windows, 0)
-        _seed("data.seed", self.seed)
+        _check("data", self, needles_per_row=1, needle_digits=1)
+        _check("data", self, needle_length=0, validation_windows=0, seed=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +78,7 @@ class OptimConfig:
                 raise UsageError(
                     f"optim.{name} must be at least 0 and below 1, got {getattr(self, name)}"
                 )
-        _at_least("optim.weight_decay", self.weight_decay, 0.0)
-        _at_least("optim.max_grad_norm", self.max_grad_norm, 0.0)
+        _check("optim", self, weight_decay=0.0, max_grad_norm=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +95,7 @@ class ScheduleConfig:
     """Where cosine and warmup-stable-decay end, times the peak."""
 
     def __post_init__(self) -> None:
-        _one_of("schedule.kind", self.kind, Schedule)
-        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
-        _at_least("schedule.decay_steps", self.decay_steps, 0)
+        _check("schedule", self, warmup_steps=0, decay_steps=0)
         if not 0.0 <= self.final <= 1.0:
             raise UsageError(f"schedule.final must be from 0 to 1, got {self.final}")
         if not self.decay_steps and self.kind == "warmup-stable-decay":
@@ -176,20 +168,14 @@ class RunConfig:
     """Write curves for TensorBoard too."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "micro_batch", "checkpoint_every", "keep_checkpoints"):
-            _at_least(f"run.{name}", getattr(self, name), 1)
-        for name in ("validate_every", "scale_every", "metrics_every", "context_parallel"):
-            _at_least(f"run.{name}", getattr(self, name), 1)
-        _seed("run.seed", self.seed)
-        _one_of("run.precision", self.precision, Precision)
-        _one_of("run.residual", self.residual, Precision)
+        _check("run", self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0)
+        _check("run", self, checkpoint_every=1, keep_checkpoints=1)
+        _check("run", self, validate_every=1, scale_every=1, metrics_every=1)
         if not 0.0 <= self.activation_memory_budget <= 1.0:
             raise UsageError(
                 f"run.activation_memory_budget must be between 0 and 1, got "
                 f"{self.activation_memory_budget}"
             )
-        _one_of("run.parallel", self.parallel, Parallel)
-        _one_of("run.on_nonfinite", self.on_nonfinite, OnNonfinite)
 
 
 # What may differ when a run resumes: it overrides where and how the run is computed, or how much of
@@ -285,53 +271,6 @@ class TrainConfig:
         return dataclasses.replace(self, **changed)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedConfig:
-    """Somebody's model, converted."""
-
-    folder: str = ""
-    """Where `ssmax convert` left it: a whole model, or an adapter."""
-    base: str = ""
-    """Of an adapter: the folder or the name of the model that it is for."""
-    rule: str = "ssmax_bias"
-    """Filled in from the model."""
-    anneals: bool = False
-    """Filled in from the model: s and b are led to the paper's start along the steps."""
-    train_length: int = LENGTH
-    """Tokens of a row."""
-    only_ssmax: bool = False
-    """s and b learn, everything else stays."""
-    ssmax_lr: float = 1e-3
-    """Peak of the learning rate of s and b; that of all else is optim.lr."""
-    gradient_checkpointing: bool = False
-    """Compute a layer again instead of keeping what its gradient needs."""
-
-    def __post_init__(self) -> None:
-        if self.train_length < 2:
-            raise UsageError(f"model.train_length must be at least 2, got {self.train_length}")
-        if not self.ssmax_lr > 0 or not math.isfinite(self.ssmax_lr):
-            raise UsageError(f"model.ssmax_lr must be positive, got {self.ssmax_lr}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedTrainConfig(TrainConfig):
-    """A run over a converted model; the loop asks of it what it asks of any other."""
-
-    model: ConvertedConfig = dataclasses.field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default_factory=ConvertedConfig
-    )
-
-    def __post_init__(self) -> None:
-        TrainConfig.__post_init__(self)
-        if self.switch.rule:
-            raise UsageError("switch.rule is for the paper's model; convert with another rule")
-
-    @property
-    def is_bound_to_steps(self) -> bool:
-        """Tell the same of an annealed model."""
-        return self.model.anneals or self.schedule.kind != "constant"
-
-
 def read_overrides(texts: Sequence[str]) -> dict[str, str]:
     """Read `["optim.lr=3e-4"]` as a mapping."""
     overrides = {}
@@ -423,21 +362,22 @@ _READ = {
 }
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least or not math.isfinite(value):
-        raise UsageError(f"{name} must be at least {least}, got {value}")
-
-
-def _seed(name: str, value: int) -> None:
-    if not 0 <= value < 2**63:
-        raise UsageError(f"{name} must be from 0 to 2**63 - 1, got {value}")
+def _check(room: str, config: Any, **least: float) -> None:
+    """Refuse a word that is none of its field's, and numbers below their least or not finite."""
+    for field in dataclasses.fields(config):
+        value, words = getattr(config, field.name), get_args(field.type)
+        if typing.get_origin(field.type) is Literal and value not in words:
+            raise UsageError(
+                f"{room}.{field.name} must be one of {', '.join(words)}, got {value!r}"
+            )
+    for name, low in least.items():
+        value = getattr(config, name)
+        if name == "seed" and not 0 <= value < 2**63:
+            raise UsageError(f"{room}.seed must be from 0 to 2**63 - 1, got {value}")
+        if not low <= value < math.inf:
+            raise UsageError(f"{room}.{name} must be at least {low}, got {value}")
 
 
 def _positive(name: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
+    if not 0 < value < math.inf:
         raise UsageError(f"{name} must be positive, got {value}")
-
-
-def _one_of(name: str, value: str, kinds: Any) -> None:
-    if value not in get_args(kinds):
-        raise UsageError(f"{name} must be one of {', '.join(get_args(kinds))}, got {value!r}")

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ssmax._device import select_device
 from ssmax.distributed import SequenceShard, zigzag
 from ssmax.errors import UsageError
-from ssmax_lab.train.config import ConvertedTrainConfig, RunConfig, TrainConfig
+from ssmax_lab.train.config import RunConfig, TrainConfig
 
 VERSIONS_KEPT = 32
 """Of compiled code; what goes beyond is silently not compiled."""
@@ -35,19 +35,13 @@ class DistContext:
     size: int
     device: torch.device
     groups: dict[str, dist.ProcessGroup]
-    """By what they are for; none with a single process, nor after the end."""
+    """By what they are for; none with a single process, nor after the end.
+
+    `cpu`: what processes agree on without asking their devices. `checkpoint`: threads that write
+    checkpoints meanwhile. `context`: ranks that hold one sequence together.
+    """
     context_parallel: int = 1
     """Neighbouring ranks that hold one sequence together."""
-
-    @property
-    def cpu_group(self) -> dist.ProcessGroup | None:
-        """Give the group for what processes agree on without asking their devices."""
-        return self.groups.get("cpu_group")
-
-    @property
-    def checkpoint_group(self) -> dist.ProcessGroup | None:
-        """Give the group for the threads that write checkpoints meanwhile."""
-        return self.groups.get("checkpoint_group")
 
     @property
     def data_rank(self) -> int:
@@ -88,7 +82,7 @@ class DistContext:
         if self.size == 1:
             return value
         values = torch.tensor(value)
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.cpu_group)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.groups.get("cpu"))
         return int(values.item())
 
     def on_rank0(self, function: Callable[[], Any]) -> Any:
@@ -107,14 +101,14 @@ class DistContext:
     def wait(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
-            dist.barrier(group=self.cpu_group)
+            dist.barrier(group=self.groups.get("cpu"))
 
     def broadcast(self, value: Any) -> Any:
         """Return the first rank's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.cpu_group)
+        dist.broadcast_object_list(box, src=0, group=self.groups.get("cpu"))
         return box[0]
 
 
@@ -137,7 +131,7 @@ def init_distributed(device: str | None = None) -> Iterator[DistContext]:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     groups: dict[str, dist.ProcessGroup] = {}
     try:
-        groups |= {name: _gloo_group() for name in ("cpu_group", "checkpoint_group")}
+        groups |= {name: _gloo_group() for name in ("cpu", "checkpoint")}
         yield DistContext(rank=rank, size=size, device=here, groups=groups)
     finally:
         # A group's threads end with its last reference, whatever torch was told. Those that live
@@ -152,10 +146,10 @@ def with_context_parallel(ranks: DistContext, config: TrainConfig) -> DistContex
     if number == 1:
         return ranks
     data = config.data
-    if isinstance(config, ConvertedTrainConfig) or data.base or data.needle_length:
+    if data.base or data.needle_length:
         raise UsageError(
-            "run.context_parallel is for pretraining on windows of text: packed questions, needles "
-            f"among the text and models of Transformers are not split; leave it at 1, got {number}"
+            "run.context_parallel is for pretraining on windows of text: packed questions and "
+            f"needles among the text are not split; leave it at 1, got {number}"
         )
     if ranks.size == 1:
         # A single process holds whole sequences: the same numbers.

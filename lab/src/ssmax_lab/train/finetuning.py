@@ -10,27 +10,24 @@ from typing import Any
 import torch
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.haystack import haystack_text, hidden_examples, sentence_ends
-from ssmax_lab.data.invented import invented_questions
+from ssmax_lab.data.haystack import haystack_text, hidden_examples
 from ssmax_lab.data.qa import (
     Example,
     Packed,
-    Question,
     QuestionStream,
     encode_questions,
+    invented_questions,
     read_squad,
 )
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.model import LM
-from ssmax_lab.records import METRICS, RUN_CONFIG, config_hash
+from ssmax_lab.records import config_hash
 from ssmax_lab.train.config import SwitchConfig, TrainConfig
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.questions import (
+from ssmax_lab.train.question_sources import (
     HIDDEN,
     INVENTED,
-    are_same_questions,
     hidden_digits,
     question_sources,
     with_full_paths,
@@ -43,7 +40,7 @@ from ssmax_lab.train.run import (
     resumed_config,
     text_of_run,
 )
-from ssmax_lab.train.task import Batch, LMTask
+from ssmax_lab.train.step import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -104,47 +101,29 @@ def finetune(
     """
     overrides = dict(overrides or {})
     base_config = read_run_config(base)
-    if resume:
-        before = resumed_config(folder, {})
-        # One that was moved is taken for the same, and so is a copy.
-        if (there := Path(before.data.base)).is_dir() and not _is_same_run(base, there):
-            raise UsageError(
-                f"{folder} began from {before.data.base}, not {base}; resume with that, or give "
-                "another name"
-            )
-        began = before.data.questions
-        if questions and not are_same_questions(questions, began):
-            raise UsageError(
-                f"{folder} began with the questions {began!r}, not {with_full_paths(questions)!r}; "
-                "resume without --questions, or give another name"
-            )
-        questions = questions or began
-        seed = before.data.seed
-    else:
+    before = _resumed(folder, base, overrides, rule) if resume else None
+    if before is None:
         _check_overrides(overrides)
         given = {key: value for key, value in overrides.items() if key == "data.seed"}
         seed = base_config.with_overrides(given).data.seed
-    questions = questions or (HIDDEN if base_config.run.recipe == "quick" else INVENTED)
-    questions = with_full_paths(questions)
+        by_default = HIDDEN if base_config.run.recipe == "quick" else INVENTED
+    else:
+        seed, rule, by_default = before.data.seed, before.model.rule, before.data.questions
+    questions = with_full_paths(questions or by_default)
     length = base_config.model.train_length
     examples, dropped = _examples(questions, base, length=length, seed=seed)
-    samples, validation = question_rows(examples, length=length, seed=seed)
-    if resume:
-        # Also where no checkpoint is whole yet: then it starts again from the base's weights.
-        config = resumed_config(folder, overrides).with_overrides({"data.questions": questions})
-        if rule not in (None, config.model.rule):
-            raise UsageError(
-                f"{folder} began under the rule {config.model.rule!r}, not {rule!r}; resume "
-                "without --config, or give another name"
-            )
-        model = _with_rule(load_run_model(base), config.model.rule)
+    taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
+    samples = Rows(taught, length=length, seed=seed)
+    validation = Rows(examples[::HELD_OUT], length=length, seed=seed)
+    model = load_run_model(base)
+    model = model if rule in (None, model.config.rule) else model.with_rule(rule)
+    named = {"data.questions": questions, "data.base": str(base.resolve())}
+    if before is None:
+        config = _config(base_config, model, samples, validation, {**overrides, **named})
     else:
-        model = load_run_model(base)
-        model = model if rule is None else _with_rule(model, rule)
-        overrides |= {"data.questions": questions, "data.base": str(base.resolve())}
-        config = _config(base_config, model, samples, validation, overrides)
+        config = before.with_overrides(named)
     logger.info(
-        f"{len(samples.stream.examples):,} questions to learn from, "
+        f"{len(taught):,} questions to learn from, "
         f"{samples.stream.rows_in_epoch(0):,} rows of {length} tokens an epoch"
         + (f"; {dropped:,} are longer than a row and left out" if dropped else "")
     )
@@ -155,33 +134,27 @@ def finetune(
         ranks=ranks,
         tokenizer_from=base,
         validation=validation if config.data.validation_windows else None,
-        task=LMTask(model),
+        first_weights=model,
         resume=resume,
     )
 
 
-def question_rows(examples: list[Example], *, length: int, seed: int) -> tuple[Rows, Rows]:
-    """Split examples into rows to learn from and rows to validate with."""
-    taught = [example for index, example in enumerate(examples) if index % HELD_OUT]
-    return (
-        Rows(taught, length=length, seed=seed),
-        Rows(examples[::HELD_OUT], length=length, seed=seed),
-    )
-
-
-def _with_rule(model: LM, rule: str) -> LM:
-    return model if model.config.rule == rule else model.with_rule(rule)
-
-
-def _is_same_run(one: Path, other: Path) -> bool:
-    """Compare two runs: the same folder, or a copy, where every step had the same loss."""
-
-    def told(run: Path) -> list[bytes]:
-        return [
-            path.read_bytes() for name in (RUN_CONFIG, METRICS) if (path := run / name).exists()
-        ]
-
-    return one.samefile(other) or (len(told(one)) == 2 and told(one) == told(other))
+def _resumed(
+    folder: Path, base: Path, overrides: Mapping[str, Any], rule: str | None
+) -> TrainConfig:
+    """Read a run's configuration; another base or rule than it began with is refused."""
+    before = resumed_config(folder, overrides)
+    # A base that was moved is found under its new name; its text and questions are compared later.
+    if (there := Path(before.data.base)).is_dir() and not there.samefile(base):
+        raise UsageError(
+            f"{folder} began from {there}, not {base}; resume with that, or give another name"
+        )
+    if rule not in (None, before.model.rule):
+        raise UsageError(
+            f"{folder} began under the rule {before.model.rule!r}, not {rule!r}; resume without "
+            "--config, or give another name"
+        )
+    return before
 
 
 def _check_overrides(overrides: Mapping[str, Any]) -> None:
@@ -209,50 +182,30 @@ def _config(
 
 def _examples(questions: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:
     """Encode the questions that fit the rows; count those that do not."""
-    every = [
-        _examples_of(source, base, length=length, seed=seed)
-        for source in question_sources(questions)
-    ]
-    fitting = [example for examples, _ in every for example in examples]
-    return fitting, sum(dropped for _, dropped in every)
-
-
-def _examples_of(source: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:
-    tokenizer = load_run_tokenizer(base)
-    if (digits := hidden_digits(source)) is not None:
-        hidden = hidden_examples(
-            haystack_text(ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)),
-            count=NUM_HIDDEN,
-            length=length,
-            digits=digits,
-            seed=seed,
-            encode=tokenizer.encode,
-            breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-            end_of_document=tokenizer.vocabulary.end_of_document,
-        )
-        return hidden, 0
-    return encoded_questions(source, tokenizer, length=length, seed=seed)
-
-
-def encoded_questions(
-    source: str, tokenizer: Tokenizer, *, length: int, seed: int
-) -> tuple[list[Example], int]:
-    """Encode the questions of a file, or invented ones, that fit the rows; count the others."""
-    questions = read_questions(source, seed=seed)
+    tokenizer, examples, dropped = load_run_tokenizer(base), [], 0
     end_of_document = tokenizer.vocabulary.end_of_document
-    examples, dropped = encode_questions(
-        questions, tokenizer.encode, end_of_document=end_of_document, length=length
-    )
-    if len(examples) < 2:
-        raise UsageError(
-            f"{len(examples)} of {len(questions)} questions of {source!r} fit {length} tokens "
-            f"({dropped} are longer); at least 2 are needed"
+    for source in question_sources(questions):
+        if (digits := hidden_digits(source)) is not None:
+            examples += hidden_examples(
+                haystack_text(ShardSet.open(text_of_run(read_run_config(base)) / TRAIN)),
+                count=NUM_HIDDEN,
+                length=length,
+                digits=digits,
+                seed=seed,
+                tokenizer=tokenizer,
+            )
+            continue
+        if source == INVENTED:
+            found = invented_questions(NUM_INVENTED, seed=seed, max_facts=INVENTED_FACTS)
+        else:
+            found = read_squad(source)
+        fitting, too_long = encode_questions(
+            found, tokenizer.encode, end_of_document=end_of_document, length=length
         )
+        if len(fitting) < 2:
+            raise UsageError(
+                f"{len(fitting)} of {len(found)} questions of {source!r} fit {length} tokens "
+                f"({too_long} are longer); at least 2 are needed"
+            )
+        examples, dropped = examples + fitting, dropped + too_long
     return examples, dropped
-
-
-def read_questions(source: str, *, seed: int) -> list[Question]:
-    """Read the questions of a file, or invent some."""
-    if source == INVENTED:
-        return invented_questions(NUM_INVENTED, seed=seed, max_facts=INVENTED_FACTS)
-    return read_squad(source)

@@ -8,31 +8,25 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ssmax._files import whole_folder
 from ssmax._progress import clock, log_progress
 from ssmax.errors import MachineError, NonfiniteError, UsageError
-from ssmax_lab.data.qa import IGNORE
-from ssmax_lab.data.stream import Prefetch
-from ssmax_lab.model import LMConfig
+from ssmax_lab.data.stream import prefetched
+from ssmax_lab.model import LM, LMConfig, save_lm
 from ssmax_lab.model.model import is_of_the_rule
+from ssmax_lab.model.saving import lm_of_shapes
 from ssmax_lab.records import METRICS, Provenance, read_metrics
 from ssmax_lab.train import checkpoint
 from ssmax_lab.train.checkpoint import CheckpointWriter, TrainState
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.dist import (
-    DistContext,
-    clip_gradients,
-    full_tensor,
-    no_sync,
-    reshard,
-    with_context_parallel,
-)
+from ssmax_lab.train.dist import DistContext, clip_gradients, full_tensor, with_context_parallel
 from ssmax_lab.train.metrics import (
     EVENTS,
     MetricsMark,
@@ -42,14 +36,16 @@ from ssmax_lab.train.metrics import (
     short_number,
 )
 from ssmax_lab.train.run import MODEL, open_run
-from ssmax_lab.train.task import (
+from ssmax_lab.train.step import (
     Batch,
-    LMTask,
     Samples,
-    TrainTask,
+    accumulate_gradients,
     learning_rate,
+    make_optimizer,
     micro_batches,
+    parallel_loss,
     set_learning_rate,
+    validation_loss,
 )
 
 logger = logging.getLogger(__name__)
@@ -110,7 +106,7 @@ class Setup:
 
     config: TrainConfig
     folder: Path
-    task: TrainTask
+    first_weights: LM | None
     samples: Samples
     validation: Samples | None
     ranks: DistContext
@@ -132,14 +128,14 @@ def train(
     ranks: DistContext,
     tokenizer_from: Path,
     validation: Samples | None = None,
-    task: TrainTask | None = None,
+    first_weights: LM | None = None,
     resume: bool = False,
     keep_step: int | None = None,
 ) -> Outcome:
     """Train in a run's folder, from its newest whole checkpoint where `resume` says so.
 
-    What is trained is the paper's model from its first weights, or the model of the `task`. The
-    checkpoint of `keep_step` is written and stays.
+    `first_weights` are those of a model; None: drawn. The checkpoint of `keep_step` is written and
+    stays.
     """
     ranks = with_context_parallel(ranks, config)
     if config.run.batch_size % ranks.data_size:
@@ -169,7 +165,7 @@ def train(
         setup = Setup(
             config=config,
             folder=folder,
-            task=task or LMTask(),
+            first_weights=first_weights,
             samples=samples,
             validation=validation,
             ranks=ranks,
@@ -251,9 +247,13 @@ def _check_nothing_is_lost(folder: Path, config: TrainConfig) -> None:
 
 def _all_phases(setup: Setup, state: TrainState, found: Path | None) -> Outcome:
     """Train a phase for each rule: a switch is a checkpoint of the old model, read by the new."""
-    outcome = Outcome(step=state.step, stopped_by=None, loss=math.nan)
-    for model_config, last_step in _phases(setup.config):
-        if state.step < last_step or (state.step == last_step == setup.config.run.steps):
+    config, outcome = setup.config, Outcome(step=state.step, stopped_by=None, loss=math.nan)
+    phases = [(config.model, config.switch_step)]
+    if config.switch.rule:
+        switched = dataclasses.replace(config.model, rule=config.switch.rule)
+        phases.append((switched, config.run.steps))
+    for model_config, last_step in phases:
+        if state.step < last_step or (state.step == last_step == config.run.steps):
             outcome, state = _one_phase(setup, model_config, state, found, last_step)
             found = checkpoint.checkpoint_folder(setup.folder, state.step)
         if outcome.stopped_by is not None:
@@ -274,13 +274,6 @@ def _one_phase(
     return phase.run(last_step), phase.state
 
 
-def _phases(config: TrainConfig) -> Iterator[tuple[LMConfig, int]]:
-    """Yield each model with the step that it is trained to."""
-    yield config.model, config.switch_step
-    if config.switch.rule:
-        yield dataclasses.replace(config.model, rule=config.switch.rule), config.run.steps
-
-
 class _Phase:
     """The steps that are done with one model."""
 
@@ -292,9 +285,11 @@ class _Phase:
             # Models of all phases and runs share code, of which only so many versions are kept.
             torch.compiler.reset()
         torch.manual_seed(self.config.run.seed)
-        self.model = setup.task.make(model_config, is_resumed=found is not None)
-        self.loss = setup.task.parallelize(self.model, self.config.run, setup.ranks)
-        self.optimizer = setup.task.optimizer(self.model, self.config.optim, setup.ranks.device)
+        self.model = LM(model_config)
+        if setup.first_weights is not None and found is None:
+            self.model.load_state_dict(setup.first_weights.state_dict())
+        self.loss = parallel_loss(self.model, self.config.run, setup.ranks)
+        self.optimizer = make_optimizer(self.model, self.config.optim, setup.ranks.device)
         if found is not None:
             self._load(found, state)
             setup.writer.last_step = state.step
@@ -303,7 +298,6 @@ class _Phase:
         self._last_loss = math.nan
         self._shown = (time.monotonic(), self.state.step)
         self._s_words = ""
-        self._warned_below_zero = False
 
     def run(self, last_step: int) -> Outcome:
         """Train to a step, or until somebody asks to stop."""
@@ -323,14 +317,14 @@ class _Phase:
         if self.state.step < last_step and setup.ranks.is_first:
             # What an earlier, shorter run was finished with is not this run's model.
             shutil.rmtree(setup.folder / MODEL, ignore_errors=True)
-        with Prefetch(batches, self.state.step) as prefetched:
+        with closing(prefetched(batches, self.state.step)) as made:
             while self.state.step < last_step and stopped_by is None:
-                self._step(next(prefetched))
+                self._step(next(made))
                 stopped_by = self._after_step(last_step)
         self._flush()
         self._checkpoint(wait=True)
         if stopped_by is None and self.state.step == self.config.run.steps:
-            setup.task.save(self.model, setup.folder, setup.ranks)
+            self._save()
         return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
 
     def _step(self, batches: list[Batch]) -> None:
@@ -341,14 +335,11 @@ class _Phase:
         torch.manual_seed(hash((config.run.seed, step, ranks.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
-        # To be shown: of the first group that learns, which is s and b where all else is frozen.
-        rate = next(group["lr"] for group in self.optimizer.param_groups if group["params"])
         loss = accumulate_gradients(self.loss, batches, ranks, config.run.precision)
         norm = clip_gradients(self.model, config.optim.max_grad_norm)
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
         if not is_skipped:
             self.optimizer.step()
-        self.setup.task.after_step(self.model, step + 1, config.run.steps)
         self.optimizer.zero_grad(set_to_none=True)
         self.state = dataclasses.replace(
             self.state, step=step + 1, skipped=self.state.skipped + is_skipped
@@ -434,13 +425,13 @@ class _Phase:
     def _speed_words(self, tokens_per_second: float) -> str:
         words, ranks = f"{short_number(tokens_per_second)} tokens/s", self.setup.ranks
         peak = peak_flops(ranks.device)
-        if peak is None or not isinstance(self.config.model, LMConfig):
+        if peak is None:
             return words
         used = flops_per_token(self.config.model) * tokens_per_second
         return f"{words}  {used / (peak * ranks.size):.0%} of peak"
 
     def _record_scale(self) -> None:
-        """Record every head's s and b, or the probe's table; warn of an s below 0."""
+        """Record every head's s and b, or the probe's table."""
         learned = {
             name: full_tensor(parameter.detach()).tolist()
             for name, parameter in self.model.named_parameters()
@@ -452,25 +443,8 @@ class _Phase:
         self._flush()
         self._line("scale", step=self.state.step, values=learned)
         s = [value for name, row in learned.items() if name.endswith(".s") for value in row]
-        if not s:
-            return
-        self._s_words = f"  s {sum(s) / len(s):.3f} ({min(s):.3f} to {max(s):.3f})"
-        if min(s) < 0 and not self._warned_below_zero:
-            self._warn_below_zero(learned)
-
-    def _warn_below_zero(self, learned: dict[str, list[float]]) -> None:
-        """Warn once of a head that would look away from what fits best, its bias considered."""
-        log_n = math.log(self.config.model.train_length)
-        for name, row in learned.items():
-            if not name.endswith(".s"):
-                continue
-            biases = learned.get(name.removesuffix("s") + "bias", [0.0] * len(row))
-            for head, (s, bias) in enumerate(zip(row, biases, strict=True)):
-                if s < 0 and s * log_n + bias < 0:
-                    self._warned_below_zero = True
-                    where = f"{s:.4f} in head {head} of {name}"
-                    logger.warning(f"step {self.state.step}: an s is below 0: {where}")
-                    return
+        if s:
+            self._s_words = f"  s {sum(s) / len(s):.3f} ({min(s):.3f} to {max(s):.3f})"
 
     def _validate(self) -> None:
         self._flush()
@@ -494,6 +468,15 @@ class _Phase:
             # The first rank is done last; whoever reads the checkpoint waits for it.
             setup.ranks.wait()
 
+    def _save(self) -> None:
+        """Gather the weights and write the finished model; every rank has to call."""
+        weights = {name: full_tensor(one).cpu() for name, one in self.model.state_dict().items()}
+        if self.setup.ranks.is_first:
+            plain = lm_of_shapes(self.model.config)
+            plain.load_state_dict(weights, assign=True)
+            with whole_folder(self.setup.folder / MODEL, replace=True) as writing:
+                save_lm(plain, writing)
+
     def _load(self, found: Path, state: TrainState) -> None:
         tensors = checkpoint.training_tensors(self.model, self.optimizer)
         if state.rule != self.rule:
@@ -510,60 +493,6 @@ class _Phase:
     def _line(self, kind: str, **values: object) -> None:
         if self.setup.metrics is not None:
             self.setup.metrics.append(kind, **values)
-
-
-def accumulate_gradients(
-    loss: nn.Module, batches: list[Batch], ranks: DistContext, precision: str
-) -> Tensor:
-    """Add up the gradients of the mean loss of a step; return that loss, over all ranks."""
-    batches = [batch.to(ranks.device) for batch in batches]
-    counted = sum(batch.weight * (batch.targets_BT != IGNORE).sum() for batch in batches)
-    assert isinstance(counted, Tensor)
-    total = ranks.sum(counted).clamp_min(1)
-    summed = torch.zeros((), device=ranks.device)
-    for index, batch in enumerate(batches):
-        with no_sync(loss, until_last=index < len(batches) - 1):
-            with _precision(precision, ranks):
-                # Only the paper's model is taught where it reads text.
-                places = {} if batch.places_BT is None else {"places_BT": batch.places_BT}
-                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens, **places)
-                part = part * batch.weight
-            # Ranks average their gradients; the loss is a mean over the tokens of all of them.
-            (part * (ranks.size / total)).backward()
-        summed += part.detach()
-    return ranks.sum(summed) / total
-
-
-@torch.no_grad()
-def validation_loss(
-    loss: nn.Module, samples: Samples, config: TrainConfig, ranks: DistContext
-) -> float:
-    """Average over the validation windows, in their fixed order; ranks share the work."""
-    windows = config.data.validation_windows
-    per_rank = math.ceil(windows / ranks.data_size)
-    tokens = ranks.tokens(config.model.train_length)
-    sums = torch.zeros(2, device=ranks.device, dtype=torch.float64)
-    window = ranks.data_rank * per_rank
-    loss.eval()
-    for batch in micro_batches(samples, first=window, count=per_rank, size=config.run.micro_batch):
-        # Ranks make equally many passes, the last ones perhaps over windows that do not count.
-        targets_of_windows = batch.targets_BT.view(-1, config.model.train_length)
-        targets_of_windows[max(0, windows - window) :] = IGNORE
-        window += targets_of_windows.shape[0]
-        batch = batch.share(tokens).to(ranks.device)
-        with _precision(config.run.precision, ranks):
-            part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
-        sums += torch.stack((part.double(), (batch.targets_BT != IGNORE).sum().double()))
-    loss.train()
-    reshard(loss)
-    total, count = ranks.sum(sums).tolist()
-    return total / max(count, 1.0)
-
-
-def _precision(precision: str, ranks: DistContext):
-    if precision == "float32":
-        return nullcontext()
-    return torch.autocast(ranks.device.type, dtype=torch.bfloat16)
 
 
 def _event(setup: Setup, kind: str, **values: object) -> None:

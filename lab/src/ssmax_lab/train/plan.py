@@ -1,6 +1,6 @@
 """Estimate what a pretraining takes: tokens, memory for the sequence, hours and a price."""
 
-from ssmax_lab.model.checkpoint import lm_of_shapes
+from ssmax_lab.model.saving import lm_of_shapes
 from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.metrics import PEAK_TFLOPS, flops_per_token, short_number
 

@@ -1,13 +1,11 @@
 """Pretrain a model on windows of prepared text."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ssmax.errors import UsageError
-from ssmax_lab.data.haystack import NeedleDocuments, haystack_text, sentence_ends
-from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet, Vocabulary
+from ssmax_lab.data.shards import TRAIN, VALIDATION, ShardSet
 from ssmax_lab.data.stream import TokenStream
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
@@ -16,7 +14,7 @@ from ssmax_lab.train.config import DataConfig, TrainConfig, flat
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
 from ssmax_lab.train.run import check_text, check_vocabulary, resumed_config
-from ssmax_lab.train.task import Batch
+from ssmax_lab.train.step import Batch
 
 
 class Windows:
@@ -37,10 +35,20 @@ class Windows:
 class WithNeedles:
     """Windows of text as samples, each with a few documents that hide a number."""
 
-    def __init__(self, text: Windows, needles: NeedleDocuments, *, per_row: int) -> None:
+    def __init__(self, text: Windows, config: DataConfig, tokenizer: Tokenizer) -> None:
+        # Here: few runs need them.
+        from ssmax_lab.data.haystack import NeedleDocuments, haystack_text
+
         self.stream: TokenStream = text.stream
-        self._text, self._needles, self._per_row = text, needles, per_row
-        first = [needles.document(number).tokens for number in range(per_row)]
+        self._text, self._per_row = text, config.needles_per_row
+        self._needles = NeedleDocuments(
+            haystack_text(text.stream.shards),
+            length=config.needle_length,
+            digits=config.needle_digits,
+            seed=config.seed,
+            tokenizer=tokenizer,
+        )
+        first = [self._needles.document(number).tokens for number in range(self._per_row)]
         self.fingerprint: str = config_hash({"text": text.fingerprint, "needles": first})
 
     def batches(self, first: int, count: int) -> list[Batch]:
@@ -55,20 +63,6 @@ class WithNeedles:
             weight=self.stream.length / (self._per_row * self._needles.answer_length),
         )
         return [*self._text.batches(first, count), needles]
-
-
-def with_needles(text: Windows, config: DataConfig, tokenizer: Tokenizer) -> WithNeedles:
-    """Mix in documents that hide numbers in the same text, as a configuration asks for."""
-    needles = NeedleDocuments(
-        haystack_text(text.stream.shards),
-        length=config.needle_length,
-        digits=config.needle_digits,
-        seed=config.seed,
-        encode=tokenizer.encode,
-        breaks=sentence_ends(tokenizer.decode, tokenizer.vocabulary.size),
-        end_of_document=tokenizer.vocabulary.end_of_document,
-    )
-    return WithNeedles(text, needles, per_row=config.needles_per_row)
 
 
 def pretrain(
@@ -88,15 +82,12 @@ def pretrain(
     data = Path(config.data.folder)
     check_text(config)
     samples: Windows | WithNeedles
-    samples, validation = text_windows(
-        data, config, check=lambda vocabulary: check_vocabulary(vocabulary, config, data)
-    )
+    samples, validation = _windows(data, config)
     tokenizer = samples.stream.shards.vocabulary.name
     if config.data.needle_length:
         own = data / TOKENIZER
-        samples = with_needles(
-            samples, config.data, load_tokenizer(str(own) if own.is_file() else tokenizer)
-        )
+        loaded = load_tokenizer(str(own) if own.is_file() else tokenizer)
+        samples = WithNeedles(samples, config.data, loaded)
     # Resolved, so that the run can resume from wherever it is asked to.
     config = config.with_overrides(
         {"data.folder": str(data.resolve()), "data.tokenizer": tokenizer}
@@ -115,18 +106,13 @@ def pretrain(
     )
 
 
-def text_windows(
-    data: Path, config: TrainConfig, *, check: Callable[[Vocabulary], None]
-) -> tuple[Windows, Windows | None]:
-    """Open windows of prepared tokens, to learn from and to validate with.
-
-    `check` refuses the tokens of others.
-    """
+def _windows(data: Path, config: TrainConfig) -> tuple[Windows, Windows | None]:
+    """Open windows of prepared tokens, to learn from and to validate with."""
     length, seed = config.model.train_length, config.data.seed
 
     def opened(side: str) -> ShardSet:
         shards = ShardSet.open(data / side)
-        check(shards.vocabulary)
+        check_vocabulary(shards.vocabulary, config, data)
         shards.verify_small()
         return shards
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ssmax._files import locked, make_folder, whole_file, write_whole
 from ssmax.errors import UsageError
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 """The folder inside a run that its model is in."""
-Kind = TypeVar("Kind", bound=TrainConfig)
 
 
-def read_run_config(folder: Path, kind: type[Kind] = TrainConfig, *, otherwise: str = "") -> Kind:
+def read_run_config(folder: Path, *, otherwise: str = "") -> TrainConfig:
     """Read the configuration that a run was started with.
 
     `otherwise` tells who gave something else what to do.
@@ -43,25 +42,23 @@ def read_run_config(folder: Path, kind: type[Kind] = TrainConfig, *, otherwise: 
         if not isinstance(values, dict) or not values:
             raise UsageError("it describes none")
         if "model_type" in values:
-            raise UsageError("it is Transformers'; evaluate --hf, finetune --hf and serve take it")
+            raise UsageError("it is Transformers'; evaluate --hf and serve take it")
         if "format" in values:
             raise UsageError("it is a model's; give the folder of the run that holds it")
         values.pop("provenance", None)
-        return kind.from_dict(values)
+        return TrainConfig.from_dict(values)
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, UsageError) as error:
         raise UsageError(f"{path} is not the configuration of a run: {error}") from None
 
 
-def resumed_config(
-    folder: Path, overrides: Mapping[str, Any], kind: type[Kind] = TrainConfig
-) -> Kind:
+def resumed_config(folder: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     """Read a run's configuration, with what may change when it resumes."""
     if not (folder / RUN_CONFIG).is_file():
         raise UsageError(
             f"{folder} is no run: it holds no {RUN_CONFIG}, so that there is nothing to "
             "resume; leave --resume out to begin one"
         )
-    config = read_run_config(folder, kind)
+    config = read_run_config(folder)
     changed = config.with_overrides(overrides)
     for key in overrides:
         room, name = key.split(".", 1)

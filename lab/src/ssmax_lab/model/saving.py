@@ -6,10 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
 
-from ssmax._extras import require
 from ssmax._files import make_folder
 from ssmax.errors import MachineError, UsageError
 from ssmax_lab.model.config import CONFIG, FORMAT, LMConfig
@@ -20,19 +21,16 @@ WEIGHTS = "model.safetensors"
 
 def save_lm(model: LM, folder: str | Path) -> None:
     """Write weights and configuration; the folder is made."""
-    safetensors = require("safetensors.torch", install="ssmax-lab", purpose="saving a model")
     folder = Path(folder)
     make_folder(folder)
     weights = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    from safetensors import SafetensorError
-
     # Theta may have been changed on the model.
     config = dataclasses.replace(model.config, theta=model.theta)
     values = {"format": FORMAT, **config.to_dict()}
     # New weights do not meet an old configuration, nor half of them a new one.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
         try:
-            safetensors.save_file(weights, Path(own) / WEIGHTS)
+            safetensors.torch.save_file(weights, Path(own) / WEIGHTS)
         except SafetensorError as error:
             # A full disk, which safetensors tells as an error of its own.
             raise MachineError(f"{folder / WEIGHTS} was not saved: {error}") from error
@@ -48,18 +46,20 @@ def load_lm(
     dtype: torch.dtype | None = None,
 ) -> LM:
     """Load the model of a folder; what is missing, extra or of another shape is named."""
-    safetensors = require("safetensors.torch", install="ssmax-lab", purpose="loading a model")
     folder = Path(folder)
     config = read_config(folder)
     if not (folder / WEIGHTS).is_file():
         raise UsageError(f"{folder} holds no {WEIGHTS}; is the checkpoint whole?")
     try:
-        weights = safetensors.load_file(folder / WEIGHTS)
+        weights = safetensors.torch.load_file(folder / WEIGHTS)
     except Exception as error:
         raise UsageError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     model = lm_of_shapes(config)
-    _check_weights(model, weights, folder)
-    model.load_state_dict(weights, assign=True)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        told = " ".join(str(error).split())
+        raise UsageError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {told}") from None
     return model.to(device=device, dtype=dtype)
 
 
@@ -96,19 +96,3 @@ def read_config(folder: Path) -> LMConfig:
         return LMConfig.from_dict(values)
     except (TypeError, UsageError) as error:
         raise UsageError(f"{path} is no model's configuration: {error}") from error
-
-
-def _check_weights(model: LM, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    faults = [f"missing {name}" for name in expected if name not in weights]
-    faults += [f"unknown {name}" for name in weights if name not in expected]
-    faults += [
-        f"{name} is {tuple(weights[name].shape)}, not {shape}"
-        for name, shape in expected.items()
-        if name in weights and tuple(weights[name].shape) != shape
-    ]
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise UsageError(
-            f"{folder / WEIGHTS} does not fit its configuration: {'; '.join(faults[:3])}{more}"
-        )

@@ -1,26 +1,23 @@
-"""What the loop trains, and on what: a task makes, optimises and saves a model; samples feed it."""
+"""A step: samples in batches, their loss and its gradient, the optimizer and its learning rate."""
 
 # B rows, T tokens of a row, C channels
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ssmax._files import whole_folder
 from ssmax.distributed import SequenceShard
-from ssmax_lab.data.qa import IGNORE
-from ssmax_lab.model import LM, LMConfig, save_lm
-from ssmax_lab.model.checkpoint import lm_of_shapes
+from ssmax_lab.data.stream import IGNORE
+from ssmax_lab.model import LM
 from ssmax_lab.model.loss import linear_cross_entropy
 from ssmax_lab.model.model import is_of_the_rule
-from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig
-from ssmax_lab.train.dist import DistContext, full_tensor, parallelize
-from ssmax_lab.train.run import MODEL
+from ssmax_lab.train.config import OptimConfig, RunConfig, ScheduleConfig, TrainConfig
+from ssmax_lab.train.dist import DistContext, no_sync, parallelize, reshard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,30 +79,6 @@ def micro_batches(samples: Samples, *, first: int, count: int, size: int) -> Ite
         yield from samples.batches(start, min(size, first + count - start))
 
 
-class TrainTask(Protocol):
-    """Whose model the loop trains."""
-
-    def make(self, config: Any, *, is_resumed: bool) -> nn.Module:
-        """Make the model at its first weights; where it is resumed they will be overwritten."""
-        ...
-
-    def parallelize(self, model: Any, config: RunConfig, ranks: DistContext) -> nn.Module:
-        """Make its summed loss a module of inputs, targets and bounds, on its device and ranks."""
-        ...
-
-    def optimizer(self, model: Any, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
-        """Make the optimizer of the parameters that learn."""
-        ...
-
-    def after_step(self, model: Any, step: int, steps: int) -> None:
-        """Do what else is done to the model when so many of its steps are done."""
-        ...
-
-    def save(self, model: Any, folder: Path, ranks: DistContext) -> None:
-        """Write the finished model into the run's folder; every rank has to call."""
-        ...
-
-
 class Loss(nn.Module):
     """The sum of the losses of a micro-batch; what is wrapped, so that one call is one pass.
 
@@ -142,75 +115,43 @@ class Loss(nn.Module):
         return linear_cross_entropy(hidden_BTC, self.model.head.weight, targets_BT, reduction="sum")
 
 
-class LMTask:
-    """Train the paper's model, from random weights or given ones."""
+def parallel_loss(model: LM, config: RunConfig, ranks: DistContext) -> nn.Module:
+    """Make the model's summed loss a module of batches, on its device and ranks."""
+    if config.precision == "bfloat16" and config.residual == "bfloat16":
+        model.residual_dtype = torch.bfloat16
+    if config.compile:
+        model.norm.compile()
+    loss = Loss(model, ranks.shard(model.config.train_length))
+    return parallelize(loss, model.blocks, config, ranks)
 
-    def __init__(self, first_weights: LM | None = None) -> None:
-        self.first_weights = first_weights
 
-    def make(self, config: LMConfig, *, is_resumed: bool) -> LM:
-        """Make the model, with the given weights unless it is resumed."""
-        model = LM(config)
-        if self.first_weights is not None and not is_resumed:
-            model.load_state_dict(self.first_weights.state_dict())
-        return model
+def make_optimizer(model: LM, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
+    """Make fused AdamW; a group's `lr_share` is its learning rate, times that of the run.
 
-    def parallelize(self, model: LM, config: RunConfig, ranks: DistContext) -> nn.Module:
-        """Wrap the loss, block by block."""
-        if config.precision == "bfloat16" and config.residual == "bfloat16":
-            model.residual_dtype = torch.bfloat16
-        if config.compile:
-            model.norm.compile()
-        loss = Loss(model, ranks.shard(model.config.train_length))
-        return parallelize(loss, model.blocks, config, ranks)
-
-    def optimizer(self, model: LM, config: OptimConfig, device: torch.device) -> torch.optim.AdamW:
-        """Decay what has two dimensions or more: s, b and p_n stay free, at a rate of their own."""
-        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-        decayed = [one for _, one in named if one.dim() >= 2]
-        free = [one for name, one in named if one.dim() < 2 and not is_of_the_rule(name)]
-        scales = [one for name, one in named if one.dim() < 2 and is_of_the_rule(name)]
-        groups = [
+    What has two dimensions or more decays; s, b and p_n do not, at a rate of their own. The state,
+    which AdamW makes at its first step, is there at once, to be loaded into.
+    """
+    named = list(model.named_parameters())
+    decayed = [one for _, one in named if one.dim() >= 2]
+    free = [one for name, one in named if one.dim() < 2 and not is_of_the_rule(name)]
+    scales = [one for name, one in named if one.dim() < 2 and is_of_the_rule(name)]
+    optimizer = torch.optim.AdamW(
+        [
             {"params": decayed, "weight_decay": config.weight_decay},
             {"params": free, "weight_decay": 0.0},
             {"params": scales, "weight_decay": 0.0, "lr_share": config.scale_lr},
-        ]
-        return adamw(groups, config, device)
-
-    def after_step(self, model: LM, step: int, steps: int) -> None:
-        """Do nothing."""
-
-    def save(self, model: LM, folder: Path, ranks: DistContext) -> None:
-        """Gather the weights and write them as `folder/model`, whole or not at all."""
-        weights = {name: full_tensor(tensor).cpu() for name, tensor in model.state_dict().items()}
-        if ranks.is_first:
-            plain = lm_of_shapes(model.config)
-            plain.load_state_dict(weights, assign=True)
-            with whole_folder(folder / MODEL, replace=True) as writing:
-                save_lm(plain, writing)
-
-
-def adamw(
-    groups: list[dict[str, Any]], config: OptimConfig, device: torch.device
-) -> torch.optim.AdamW:
-    """Make fused AdamW; a group's `lr_share` is its learning rate, times that of the run.
-
-    Its state, which AdamW makes at its first step, is there at once, to be loaded into.
-    """
-    optimizer = torch.optim.AdamW(
-        groups,
+        ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=device.type in ("cuda", "cpu"),
     )
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
     return optimizer
 
 
@@ -232,3 +173,55 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_share", 1.0)
+
+
+def accumulate_gradients(
+    loss: nn.Module, batches: list[Batch], ranks: DistContext, precision: str
+) -> Tensor:
+    """Add up the gradients of the mean loss of a step; return that loss, over all ranks."""
+    batches = [batch.to(ranks.device) for batch in batches]
+    counted = sum(batch.weight * (batch.targets_BT != IGNORE).sum() for batch in batches)
+    assert isinstance(counted, Tensor)
+    total = ranks.sum(counted).clamp_min(1)
+    summed = torch.zeros((), device=ranks.device)
+    for index, batch in enumerate(batches):
+        with no_sync(loss, until_last=index < len(batches) - 1):
+            with _precision(precision, ranks):
+                part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens, batch.places_BT)
+                part = part * batch.weight
+            # Ranks average their gradients; the loss is a mean over the tokens of all of them.
+            (part * (ranks.size / total)).backward()
+        summed += part.detach()
+    return ranks.sum(summed) / total
+
+
+@torch.no_grad()
+def validation_loss(
+    loss: nn.Module, samples: Samples, config: TrainConfig, ranks: DistContext
+) -> float:
+    """Average over the validation windows, in their fixed order; ranks share the work."""
+    windows = config.data.validation_windows
+    per_rank = math.ceil(windows / ranks.data_size)
+    tokens = ranks.tokens(config.model.train_length)
+    sums = torch.zeros(2, device=ranks.device, dtype=torch.float64)
+    window = ranks.data_rank * per_rank
+    loss.eval()
+    for batch in micro_batches(samples, first=window, count=per_rank, size=config.run.micro_batch):
+        # Ranks make equally many passes, the last ones perhaps over windows that do not count.
+        targets_of_windows = batch.targets_BT.view(-1, config.model.train_length)
+        targets_of_windows[max(0, windows - window) :] = IGNORE
+        window += targets_of_windows.shape[0]
+        batch = batch.share(tokens).to(ranks.device)
+        with _precision(config.run.precision, ranks):
+            part = loss(batch.inputs_BT, batch.targets_BT, batch.cu_seqlens)
+        sums += torch.stack((part.double(), (batch.targets_BT != IGNORE).sum().double()))
+    loss.train()
+    reshard(loss)
+    total, count = ranks.sum(sums).tolist()
+    return total / max(count, 1.0)
+
+
+def _precision(precision: str, ranks: DistContext):
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(ranks.device.type, dtype=torch.bfloat16)

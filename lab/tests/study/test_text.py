@@ -106,6 +106,7 @@ def test_a_source_has_its_full_path(home):
     assert check_source("embedded") == "embedded" and check_source("hf:a:b") == "hf:a:b"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_keeps_its_text(tiny, tokens, tmp_path):
     """Prepared from another it would be another study; its own tokens may come from anywhere."""
     study = dataclasses.replace(tiny, source=str(tmp_path / "here" / "texts"))

@@ -45,7 +45,6 @@ def explorer() -> Figure:
         title="Softmax fades as n grows; SSMax keeps what leads by more than 1/s",
         panels=[Panel(panels[0].add_params(*params)), Panel(panels[1])],
         width=400,
-        right=12,
     )
 
 

@@ -13,7 +13,7 @@ from ssmax_lab.data.haystack import ADDRESSES
 from ssmax_lab.data.sources import open_source
 from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import NeedleTrial, PositionLoss, Provenance, read_jsonl
-from ssmax_lab.report.before_after import BeforeAfter
+from ssmax_lab.report.before_after import extension_verdict
 
 SMALL = ["--tokenizer", "bytes", "--documents", "2", "--trials", "2", "--digits", "2"]
 
@@ -40,12 +40,13 @@ def home(tmp_path, monkeypatch):
 def test_before_and_after_stand_side_by_side(home, capsys, models):
     assert cli.run(["evaluate", *models.split(), "--text", "text.txt", *SMALL]) == 0
     out, err = capsys.readouterr()
-    for shown in ("256 to 512", "beyond the training", "Inside 128 tokens", "orth having"):
+    for shown in ("positions 256 to 512", "context 512", "Inside 128 tokens", "orth having"):
         assert shown in out
     assert "document 2/2" in err and "cell 6/6" in err
     losses = read_jsonl(home / "results/position_loss.jsonl", PositionLoss)
-    shown = [float(x) for x in re.search(r"256 to 512 +(\S+) +(\S+)", out).groups()]
-    assert shown == [round(sum(d[-1] for d in one.binned) / 2, 3) for one in losses]
+    line = next(line for line in out.splitlines() if "positions 256 to 512" in line)
+    shown = [float(x) for x in re.findall(r"(?<= )\d\.\d{4}", line)]
+    assert shown == [round(sum(d[-1] for d in one.binned) / 2, 4) for one in losses]
     assert {one.length for one in read_jsonl(home / "results/needle.jsonl", NeedleTrial)} == {
         128, 256, 512
     }  # fmt: skip
@@ -114,9 +115,9 @@ def needles(run, share):
 )
 def test_the_sentence_follows_from_the_numbers(after, share, inside, said):
     """A text that is cut to the trained length has the loss of its last octave."""
-    found = BeforeAfter(
-        loss("one", 4.0, 3.5, 6.0), needles("one", 0.0), loss("two", *after), needles("two", share),
+    first, _, last = extension_verdict(
+        (loss("one", 4.0, 3.5, 6.0), needles("one", 0.0)),
+        (loss("two", *after), needles("two", share)),
         train_length=128,
-    )  # fmt: skip
-    first, _, last = found.verdict()
+    )
     assert inside in first and last.startswith(said)

@@ -140,9 +140,7 @@ def test_questions_are_known_by_what_they_are_not_by_where(tiny, tokens, tmp_pat
         study = tiny.with_questions(f"{tmp_path / name / 'q.json'}+hidden:5")
         assert reproduce(study, tmp_path / "s", **asked).is_whole
     (tmp_path / "there" / "q.json").write_text("[]")
-    with pytest.raises(
-        ValueError, match=r"begun with other questions than --questions .*there"
-    ):
+    with pytest.raises(ValueError, match=r"begun with other questions than --questions .*there"):
         reproduce(study, tmp_path / "s", **asked)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(tiny.with_questions("hidden:5"), tmp_path / "s", **asked)

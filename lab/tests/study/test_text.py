@@ -10,8 +10,8 @@ import pytest
 
 from ssmax_lab import cli
 from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.study.presets import EMBEDDED_TOKENS, check_source
 from ssmax_lab.study.reproduction import reproduce
-from ssmax_lab.study.text import EMBEDDED_TOKENS, check_source
 
 
 @pytest.fixture

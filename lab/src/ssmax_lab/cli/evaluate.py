@@ -303,8 +303,7 @@ def _extension(
     import numpy as np
 
     from ssmax.hf.extension import check_memory
-    from ssmax_lab.report.before_after import BeforeAfter
-    from ssmax_lab.report.side_by_side import write_side_by_side
+    from ssmax_lab.report.before_after import extension_verdict
 
     if len(hf) + (adapter is not None) != 2:
         raise UsageError(
@@ -339,9 +338,8 @@ def _extension(
             _show([loss, *needles], (), as_json=True)
     if as_json:
         return
-    compared = BeforeAfter(*found[0], *found[1], train_length=trained)
-    print("\n".join([*compared.table(), "", *compared.verdict()]))
-    print(f"\nthe page: {write_side_by_side(results)[1].resolve()}")
+    _show_side_by_side(results, [loss.run for loss, _ in found])
+    print("\n" + "\n".join(extension_verdict(*found, train_length=trained)))
 
 
 def _lengths(hf: Sequence[str], adapter: Path | None) -> tuple[int, int]:
@@ -358,14 +356,14 @@ def _lengths(hf: Sequence[str], adapter: Path | None) -> tuple[int, int]:
         about = json.loads((adapter / CONFIG).read_text()).get("extension")
     if about is not None:
         return about["train_length"], about["to"]
-    lengths = [
+    limits = [
         {**one.get("text_config", {}), **one}.get("max_position_embeddings") for one in configs
     ]
-    if None in lengths:
+    if None in limits:
         raise UsageError(
             "neither model says how long its contexts are; extend one with ssmax extend"
         )
-    before, after = lengths[0], lengths[-1]
+    before, after = (int(limit or 0) for limit in (limits[0], limits[-1]))
     return before, after if after > before else 4 * before
 
 

@@ -171,7 +171,7 @@ def sharpness_against_loss(findings: Findings) -> Figure:
              "loss": short(float(np.mean(less[name]))), "colour": look(name).colour, "name": name}
         )  # fmt: skip
     ranks = [np.argsort(np.argsort([row[key] for row in rows])) for key in ("change", "loss")]
-    rho = float(np.corrcoef(*ranks)[0, 1])
+    rho = float(np.asarray(np.corrcoef(ranks))[0, 1])
     data = alt.Chart()
     at = alt.X(
         "change:Q",

@@ -80,8 +80,9 @@ class Result:
     @property
     def p(self) -> float | None:
         """Of a primary comparison over seeds."""
-        is_primary = self.expected is not None and isinstance(self.interval, Interval)
-        return self.interval.p if is_primary else None
+        if self.expected is None or isinstance(self.interval, str):
+            return None
+        return self.interval.p
 
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
@@ -104,10 +105,10 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
                 verdict = TOO_SMALL
             else:
                 verdict = found.verdict(one.expected, margin=MARGINS.get(one.claim, 0.0), p=p)
-        numbers = (None, None, None, found)
-        if isinstance(found, Interval):
-            numbers = (found.effect, found.low, found.high, found.basis)
-        effect, low, high, basis = numbers
+        if isinstance(found, str):
+            effect, low, high, basis = None, None, None, found
+        else:
+            effect, low, high, basis = found.effect, found.low, found.high, found.basis
         made.append(
             Comparison(
                 claim=one.claim, text=one.text, effect=effect, unit=one.unit, low=low, high=high,

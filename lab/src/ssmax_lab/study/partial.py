@@ -40,7 +40,7 @@ from ssmax_lab.records import (
     read_metrics,
     to_jsonl,
 )
-from ssmax_lab.study.text import is_local
+from ssmax_lab.study.presets import is_local
 from ssmax_lab.train.config import MAY_CHANGE, flat
 from ssmax_lab.train.question_sources import is_path, question_sources
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssmax._files import write_whole
 from ssmax_lab.report import results_figures
-from ssmax_lab.report.results import read_results, recorded, tables, written
+from ssmax_lab.report.results_tables import read_results, recorded, tables, written
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.reproduction import report
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ssmax_lab.analysis.findings import read_findings
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.cli.study import table
 from ssmax_lab.configurations import look
-from ssmax_lab.report.results import (
+from ssmax_lab.report.results_figures import GROUPS, every
+from ssmax_lab.report.results_tables import (
     HEADLINES,
     LARGEST_FIRST,
     SHORT,
@@ -24,7 +25,6 @@ from ssmax_lab.report.results import (
     tables,
     written,
 )
-from ssmax_lab.report.results_figures import GROUPS, every
 from ssmax_lab.report.study_page import claims as page_claims
 from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from ssmax_lab.analysis.figure_inputs import softmax_output_of_last
 from ssmax_lab.analysis.findings import Findings, Replica
+from ssmax_lab.analysis.formulas import softmax_output_of_last
 from ssmax_lab.analysis.statistics import SECONDARY
 from ssmax_lab.configurations import MEASURED, look
 from ssmax_lab.records import (

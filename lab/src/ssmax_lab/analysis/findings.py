@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.analysis.formulas import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS, PROBE
 from ssmax_lab.records import (
     ARCHIVE,

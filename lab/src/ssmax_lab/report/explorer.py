@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ssmax_lab.analysis.figure_inputs import FIGURE_1_S
+from ssmax_lab.analysis.formulas import FIGURE_1_S
 from ssmax_lab.configurations import look
 from ssmax_lab.report.style import LINE, QUIET, Figure, Panel, altair
 

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from ssmax_lab.analysis.figure_inputs import (
+from ssmax_lab.analysis.findings import ByReplica, Findings
+from ssmax_lab.analysis.formulas import (
     FIGURE_1_S,
     FIGURE_3_SIZES,
     figure1_output,
     figure3_output,
+    first_s,
+    fit_table,
     ssmax_factor,
 )
-from ssmax_lab.analysis.findings import ByReplica, Findings
-from ssmax_lab.analysis.fits import fit_table
 from ssmax_lab.analysis.measures import (
     Curve,
     accuracy_at,
@@ -35,7 +36,6 @@ from ssmax_lab.analysis.measures import (
     top_score,
     usual_word,
 )
-from ssmax_lab.analysis.rope import first_s
 from ssmax_lab.configurations import CONTROL, MEASURED, called, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, RetrievalGrid, Sharpness
 from ssmax_lab.report.charts import Mark, Row, Series, curves, heat_map, over_runs, series_of, short

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ssmax_lab.analysis.findings import ByReplica, Findings
+from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.measures import differences, learned, mean_between, octave_differences
-from ssmax_lab.analysis.rope import breaks_at
 from ssmax_lab.analysis.statistics import over_seeds
 from ssmax_lab.configurations import CONTROL, look
 from ssmax_lab.records import PositionLoss

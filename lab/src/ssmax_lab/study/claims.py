@@ -12,9 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
-from ssmax_lab.analysis.fits import SHAPES, fit_table
+from ssmax_lab.analysis.formulas import (
+    FIGURE_1_S,
+    SHAPES,
+    figure1_output,
+    fit_table,
+    ssmax_factor,
+    z_max_needed,
+)
 from ssmax_lab.analysis.measures import (
     accuracy_at,
     last_tenth,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.analysis.formulas import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.sources import EMBEDDED, HUB
 from ssmax_lab.data.token_files import TOKENS

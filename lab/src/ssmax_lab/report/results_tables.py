@@ -9,7 +9,7 @@ import numpy as np
 
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import Findings, read_findings
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.records import Comparison
 from ssmax_lab.report.study_page import parameters

@@ -20,16 +20,16 @@ SMALL = ["--tokenizer", "bytes", "--documents", "2", "--trials", "2", "--digits"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A model that was trained to 128 tokens, and the same for 512."""
+    """A model that was trained to 288 tokens, and the same for 576."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=128, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=300, eos_token_id=256, max_position_embeddings=128,
+        num_key_value_heads=2, vocab_size=300, eos_token_id=256, max_position_embeddings=288,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained("before")
-    ssmax.hf.extend(model, 512, sharpen="clamp")
+    ssmax.hf.extend(model, 576, sharpen="clamp")
     model.save_pretrained("after")
     ssmax.hf.save(model, "adapter")
     (tmp_path / "text.txt").write_text("A quiet sentence about nothing. And another one.\n" * 200)
@@ -40,15 +40,15 @@ def home(tmp_path, monkeypatch):
 def test_before_and_after_stand_side_by_side(home, capsys, models):
     assert cli.run(["evaluate", *models.split(), "--text", "text.txt", *SMALL]) == 0
     out, err = capsys.readouterr()
-    for shown in ("positions 256 to 512", "context 512", "Inside 128 tokens", "orth having"):
+    for shown in ("positions 512 to 576", "context 576", "Inside 288 tokens", "orth having"):
         assert shown in out
     assert "document 2/2" in err and "cell 6/6" in err
     losses = read_jsonl(home / "results/position_loss.jsonl", PositionLoss)
-    line = next(line for line in out.splitlines() if "positions 256 to 512" in line)
+    line = next(line for line in out.splitlines() if "positions 512 to 576" in line)
     shown = [float(x) for x in re.findall(r"(?<= )\d\.\d{4}", line)]
     assert shown == [round(sum(d[-1] for d in one.binned) / 2, 4) for one in losses]
     assert {one.length for one in read_jsonl(home / "results/needle.jsonl", NeedleTrial)} == {
-        128, 256, 512
+        144, 288, 576
     }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_the_same_command_measures_no_needle_twice(home, capsys, monkeypatch):
     ("arguments", "message"),
     [
         ("--hf before", "compares two models"),
-        ("--hf before after --length 100", "not longer than the 128"),
+        ("--hf before after --length 100", "not longer than the 288"),
         ("--hf before after --text none.txt", "no text"),
         ("needle --hf before --text text.txt", "--text is read by extension"),
         ("--hf before after --batch 2", "--batch is not an option of extension"),

@@ -9,7 +9,7 @@ ENGINES := $(VENV)/engines
 PRESET ?= quick
 MARKED ?= not slow
 
-.PHONY: help install reproduce test test-library test-lab test-all engines test-engines audit test-deep check format bench docs results pictures speed licences tiny release-check clean
+.PHONY: help install reproduce test test-library test-lab test-all engines test-engines audit test-deep check format bench docs results pictures speed tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,9 +66,8 @@ $(ENGINES)/vllm-plugin/.ready: $(ENGINES)/vllm/.ready library/pyproject.toml
 
 engines: $(foreach name,vllm vllm-plugin transformers llama-cpp mlx onnxruntime,$(ENGINES)/$(name)/.ready)  ## each engine in an environment of its own; minutes
 
-test-engines: $(READY) engines  ## every export in every engine, an hour; docs/engines-table.md anew
+test-engines: $(READY) engines  ## every export in every engine, an hour; the record of the site's table anew
 	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -m engines
-	"$(BIN)/python" tools/engines_table.py
 
 audit: $(READY) engines  ## docs/audit.md anew: which engines apply a declared scale; what build/audit has stays
 	"$(BIN)/python" tools/audit_page.py $(foreach name,transformers vllm,$(name)=$(CURDIR)/$(ENGINES)/$(name)/bin/python) \
@@ -104,9 +103,6 @@ pictures: $(READY)  ## docs/pictures anew, from what is computed
 
 speed: $(READY)  ## the tables and pictures of docs/speed.md anew, from benchmarks/
 	"$(BIN)/python" tools/speed_page.py
-
-licences: $(READY)  ## docs/licences.md anew, from the metadata of what is installed
-	"$(BIN)/python" tools/licences.py
 
 tiny: $(READY)  ## train the runs that come with the package anew, in build/tiny
 	"$(BIN)/python" tools/tiny.py build/tiny

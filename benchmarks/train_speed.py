@@ -206,11 +206,12 @@ class RandomQuestions(RandomTokens):
         ends = torch.cat((ends[ends < inputs.numel()], torch.tensor([inputs.numel()])))
         to_end = ends[torch.searchsorted(ends, torch.arange(inputs.numel()), right=True)]
         is_answer = to_end - torch.arange(inputs.numel()) <= 5
-        return Batch(
+        packed = Batch(
             inputs_BT=inputs[None],
             targets_BT=torch.where(is_answer, targets, IGNORE)[None],
             cu_seqlens=torch.cat((torch.zeros(1), ends)).int(),
         )
+        return [packed]
 
 
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], dict[str, A
         "Mistral 4, M = 2,048", of_type(shorter(transformers.Mistral4Config)), STOCK, {}
     ),
     "beam": ("Beam", of_type(transformers.BeamConfig()), STOCK, {"tokens": 4096}),
-    "qwen": ("the first Qwen", qwen, STOCK, {}),
+    "qwen": ("Qwen (the first)", qwen, STOCK, {}),
     "ministral": (
         "ours, `ministral` and `gguf`", as_ministral, (*STOCK, "llama.cpp"), {"tokens": 2048}
     ),
@@ -208,27 +208,36 @@ def main(given: list[str]) -> None:
 
 
 def write_page() -> None:
-    rows, dates = [], set()
-    for case, (_, _, engines, _) in CASES.items():
-        for path in (FOUND / f"{case}-{engine}.json" for engine in engines):
+    engines = dict.fromkeys(engine for _, _, asked, _ in CASES.values() for engine in asked)
+    rows, dates, versions = [], set(), {}
+    for case in CASES:
+        cells = dict.fromkeys(engines, "")
+        for engine in engines:
+            path = FOUND / f"{case}-{engine}.json"
             if not path.exists():
                 continue
             found = json.loads(path.read_text())
             (verdict,) = found["verdicts"]
-            finding = verdict["finding"]
-            engine = f"{verdict['engine']} {verdict['version']}".strip()
             dates.add(found["date"])
-            rows.append(
-                f"| {found['model']} | `{found['formula']}` | {found['tokens']:,} | {engine} "
-                f"| {WORDS.get(finding, finding)} | {verdict['why'].replace('|', '/')} |"
-            )
-    head = "| model | declared factor | tokens | engine | finding | why |\n"
-    lines = "\n".join(rows)
+            if verdict["version"]:
+                versions[engine] = verdict["version"]
+            cells[engine] = said(verdict)
+            about = f"{found['model']} | `{found['formula']}` | {found['tokens']:,}"
+        if any(cells.values()):
+            rows.append(f"| {about} | {' | '.join(cells.values())} |")
+    head = f"| model | declared factor | tokens | {' | '.join(engines)} |"
     when = " and ".join(sorted(dates))
-    table = f"{head}|---|---|---|---|---|---|\n{lines}\n\nRun on {when}, on a CPU.\n"
+    run = ", ".join(f"{engine} {version}" for engine, version in versions.items())
+    lines = [head, "|---" * (3 + len(engines)) + "|", *rows, "", f"Run on {when}, on a CPU: {run}."]
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}{table}{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}" + "\n".join(lines) + f"\n{END}{after}")
+
+
+def said(verdict: dict[str, Any]) -> str:
+    if verdict["why"].startswith("it does not run"):
+        return "does not run"
+    return WORDS.get(verdict["finding"], verdict["finding"])
 
 
 if __name__ == "__main__":

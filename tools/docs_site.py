@@ -1,4 +1,4 @@
-"""Add to the site what is not in docs/: the explorer, root files, the appendix, KaTeX."""
+"""Add to the site what is not in docs/: the explorer, root files, generated pages, KaTeX."""
 
 import base64
 import hashlib
@@ -14,12 +14,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
+import engines_table
+import licences
 from ssmax_lab.analysis.findings import Findings
 from ssmax_lab.report.page import explorer_page
 from ssmax_lab.report.results_tables import read_results, tables
 
 ROOT = Path(__file__).parent.parent
 FROM_ROOT = {"changes.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
+GENERATED = {"engines-table.md": engines_table.page, "licences.md": licences.page}
+"""Pages that are tables, and what writes them."""
+
 STUDIES = "studies"
 """Folder of the appendix within the site."""
 
@@ -62,6 +67,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "explorer.html", content=explorer_page()))
     for page, source in FROM_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
+    for name, write in GENERATED.items():
+        files.append(File.generated(config, name, content=write()))
     for name, text in appendix(read_results(ROOT / "lab" / "results")).items():
         files.append(File.generated(config, f"{STUDIES}/{name}.md", content=text))
     for package in PACKAGES:

@@ -1,4 +1,4 @@
-"""Write docs/engines-table.md from tests/engines/record.json. `make test-engines` runs both."""
+"""The site's page on exports in other engines, from tests/engines/record.json."""
 
 import json
 from itertools import groupby
@@ -7,12 +7,11 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "engines" / "record.json"
-PAGE = ROOT / "docs" / "engines-table.md"
 HEAD = """# Exports in other engines
 
 Every [form](serve.md) that `ssmax export` writes computes the same in the engines that read it, by
 the engine's plain command. `hf` needs the engine's flag for remote code, or in vLLM
-[the plugin](vllm.md). `make test-engines` runs this and writes this page.
+[the plugin](vllm.md). `make test-engines` runs this.
 
 - The models are small, one of them trained, with an s of its own in every head, at a training
   length of 64. The float64 log-probabilities of our own model are the reference.
@@ -28,13 +27,9 @@ the engine's plain command. `hf` needs the engine's flag for remote code, or in 
 """
 
 
-def main() -> None:
+def page() -> str:
+    """Write the whole page."""
     record: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
-    PAGE.write_text(page(record))
-
-
-def page(record: dict[str, dict[str, Any]]) -> str:
-    """The whole page."""
     cells = [cell for cell in record.values() if "prefill" in cell]
     lines = [HEAD]
     for (engine, form), group in groupby(cells, key=lambda cell: (cell["engine"], cell["form"])):
@@ -107,7 +102,3 @@ def others(cells: list[dict[str, Any]]) -> list[str]:
         "biases of projections; as `gguf` in q8_0: rows that are no multiple of 32.",
     ]
     return lines
-
-
-if __name__ == "__main__":
-    main()

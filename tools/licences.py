@@ -1,4 +1,4 @@
-"""Write docs/licences.md: what the package depends on, and under which licences. `make licences`.
+"""The site's page on what the packages depend on, and under which licences.
 
 Read from the metadata of what is installed.
 """
@@ -9,12 +9,11 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-OUT = ROOT / "docs" / "licences.md"
 HEAD = """# Licences
 
 `ssmax` and `ssmax-lab` are under the Apache License 2.0. They copy no code of others; what they
 need is installed beside them. Here is what each requires, with the licence that the package itself
-states (`make licences`). The four addresses to the Congress that `ssmax-lab` carries as a text are
+states. The four addresses to the Congress that `ssmax-lab` carries as a text are
 works of the United States Government, in the public domain.
 
 | required by | package | licence |
@@ -36,8 +35,8 @@ def licence(package: str) -> str:
     return ", ".join(classifiers) or stated or "not stated"
 
 
-def table() -> str:
-    """One row for every package that a pyproject.toml names."""
+def page() -> str:
+    """Write one row for every package that a pyproject.toml names."""
     groups: dict[str, list[str]] = {}
     for folder in ("library", "lab"):
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
@@ -54,11 +53,3 @@ def table() -> str:
             if name != "ssmax":
                 rows.append(f"| {owner} | {name} | {licence(name)} |")
     return HEAD + "\n".join(rows) + "\n"
-
-
-def main() -> None:
-    OUT.write_text(table())
-
-
-if __name__ == "__main__":
-    main()

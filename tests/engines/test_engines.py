@@ -1,7 +1,7 @@
 """Every form in every engine that reads it, by the engine's plain command, on the same models.
 
 `make test-engines` builds the engines, each in an environment of its own, and writes what was found
-into record.json, from which tools/engines_table.py makes docs/engines-table.md.
+into record.json, from which `make docs` makes a page of the site.
 """
 
 import copy

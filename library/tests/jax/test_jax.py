@@ -1,6 +1,7 @@
 """ssmax.jax under JAX's transformations, and at the door."""
 
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -228,6 +229,25 @@ def test_sharded_arrays_give_the_same(inputs, axis):
     if axis != "tokens":
         assert out.sharding.is_equivalent_to(of_tokens, out.ndim)
         assert "all-gather" not in compiled.as_text()
+
+
+def test_a_rotation_and_the_factor_are_one_pass(inputs, monkeypatch):
+    """XLA writes the query once: nothing between what makes it and its factor keeps them apart."""
+    q, k, v, s = inputs
+    monkeypatch.setattr(sj, "_attend", lambda q, *_: q)
+
+    def rotated(q):
+        angles = jnp.arange(T)[:, None, None] / jnp.arange(1, D // 2 + 1)
+        (a, b), cos, sin = jnp.split(q, 2, axis=-1), jnp.cos(angles), jnp.sin(angles)
+        return jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+    def passes(function):
+        compiled = jax.jit(function).lower(q).compile().as_text()
+        main = compiled[compiled.index("ENTRY") :]
+        return len(re.findall(rf"= \w+\[{B},{T},{H},{D}\]\S* (?!parameter|bitcast)", main))
+
+    assert passes(rotated) == 1
+    assert passes(lambda q: sj.ssmax_attention(rotated(q), k, v, s, is_causal=True)) == 1
 
 
 def test_a_new_length_needs_no_new_values(inputs):

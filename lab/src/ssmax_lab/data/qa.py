@@ -79,14 +79,15 @@ def read_squad(path: str | Path) -> list[Question]:
             content = json.loads(file.read())
     except (*BROKEN, ValueError) as error:
         raise UsageError(f"{path} cannot be read as SQuAD: {error}") from error
-    questions = []
-    for a, article in enumerate(_get(content, "data", list, f"{path}")):
-        paragraphs = _get(article, "paragraphs", list, f"{path}: data[{a}]")
-        for p, paragraph in enumerate(paragraphs):
-            where = f"{path}: data[{a}].paragraphs[{p}]"
-            context = _get(paragraph, "context", str, where)
-            for q, entry in enumerate(_get(paragraph, "qas", list, where)):
-                questions.append(_question(context, entry, f"{where}.qas[{q}]"))
+    try:
+        questions = [
+            _question(paragraph["context"], entry)
+            for article in content["data"]
+            for paragraph in article["paragraphs"]
+            for entry in paragraph["qas"]
+        ]
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is not SQuAD: {type(error).__name__}: {error}") from error
     if not questions:
         raise UsageError(f"{path} holds no questions")
     return questions
@@ -218,23 +219,12 @@ def _question_part(question: Question) -> str:
     return f"\n\nQuestion: {question.question}\nAnswer:"
 
 
-def _question(context: str, entry: Any, where: str) -> Question:
-    answers = _get(entry, "answers", list, where)
-    answer = ""
-    if answers and not entry.get("is_impossible"):
-        answer = _get(answers[0], "text", str, f"{where}.answers[0]")
-    return Question(
-        id=_get(entry, "id", str, where),
-        context=context,
-        question=_get(entry, "question", str, where),
-        answer=answer,
-    )
-
-
-def _get(value: Any, key: str, kind: type, where: str) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get(key), kind):
-        raise UsageError(f"{where} is not SQuAD: it has no {key!r} of type {kind.__name__}")
-    return value[key]
+def _question(context: str, entry: Any) -> Question:
+    is_answered = entry["answers"] and not entry.get("is_impossible")
+    answer = entry["answers"][0]["text"] if is_answered else ""
+    if not all(isinstance(text, str) for text in (context, entry["question"], answer)):
+        raise TypeError(f"question {entry['id']!r} or its context or answer is no text")
+    return Question(id=str(entry["id"]), context=context, question=entry["question"], answer=answer)
 
 
 def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, rows_of_tokens, silent
 from ssmax_lab.records import PositionLoss, Provenance
 
 
@@ -29,12 +29,7 @@ def measure_position_loss(
     Position i is the loss of the token that follows i + 1 others. Means are taken in float64 and
     kept to the millionth of a nat: more digits are noise, and most of a study's records.
     """
-    documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
-    if documents.dim() != 2 or documents.shape[1] < 2 or not len(documents):
-        raise UsageError(
-            "documents must be rows of at least 2 tokens, all of one length, "
-            f"got shape {tuple(documents.shape)}"
-        )
+    documents = rows_of_tokens(documents_BT, least=2)
     if batch < 1:
         raise UsageError(f"batch must be at least 1, got {batch}")
     count, parts = len(documents), []

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from ssmax.errors import UsageError
 
 OnProgress = Callable[[str, int, int], None]
 """What is counted, how many are done, of how many."""
@@ -27,3 +31,14 @@ class EvalModel(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
         """Continue every prompt greedily."""
         ...
+
+
+def rows_of_tokens(documents_BT: Tensor | np.ndarray, *, least: int) -> Tensor:
+    """Take documents of one length, of so many tokens at least, as int64."""
+    documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
+    if documents.dim() != 2 or documents.shape[1] < least or not len(documents):
+        raise UsageError(
+            f"documents must be rows of at least {least} tokens, all of one length, got shape "
+            f"{tuple(documents.shape)}"
+        )
+    return documents

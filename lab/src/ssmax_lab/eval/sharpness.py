@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
+from ssmax_lab.eval.protocols import EvalModel, OnProgress, rows_of_tokens, silent
 from ssmax_lab.records import Provenance, Sharpness
 
 
@@ -25,9 +25,7 @@ def measure_sharpness(
     on_progress: OnProgress = silent,
 ) -> Sharpness:
     """Measure entropy and largest weight of queries that see n keys, the mean over documents."""
-    documents = torch.as_tensor(np.asarray(documents_BT).astype(np.int64))
-    if documents.dim() != 2 or not documents.numel():
-        raise UsageError(f"documents must be rows of tokens, got shape {tuple(documents.shape)}")
+    documents = rows_of_tokens(documents_BT, least=1)
     longest = documents.shape[1]
     n = list(num_keys) if num_keys is not None else doubling(longest)
     if not n or min(n) < 1 or max(n) > longest:

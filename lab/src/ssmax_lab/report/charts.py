@@ -169,6 +169,12 @@ def curves(
         y_scale |= {"nice": False, "domainMin": 0.8 * min(row["low"] for row in values)}
     places = [row[x] for row in values]
     axis = alt.Axis(format=",d", tickCount=7, labelOverlap="greedy")
+    if log_x and max(places) >= 2**17:
+        axis.labelOverlap = "parity"
+        axis.labelExpr = (
+            "datum.value < 1024 ? datum.label : datum.value < 1048576 ? datum.value / 1024 + ' k' "
+            ": datum.value / 1048576 + ' M'"
+        )
     at = alt.X(f"{x}:Q", title=x, axis=axis).scale(**x_scale)
     ticks = {"values": _decades(values), "format": "~g"} if log_y else {"tickCount": 6}
     up = alt.Y("y:Q", title=None, axis=alt.Axis(**ticks)).scale(**y_scale)

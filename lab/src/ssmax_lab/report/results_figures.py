@@ -1,6 +1,7 @@
 """The figures of docs/results.md, from all recorded studies: a message each."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +23,12 @@ GROUPS = {
     "at test time": ("e", "constant", "clamp", "yarn"),
 }
 """The twelve interventions of the forest plot."""
-NAMED = ("a", "b", "b_held", "mean_log", "polylog", CONTROL, "constant", "c")
-"""The dots that have their names beside them."""
+NAMED: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("b", "mean_log", "polylog", CONTROL, "constant", "c"), {"align": "left", "dx": 8}),
+    (("a",), {"align": "right", "dx": -8}),
+    (("b_held",), {"align": "left", "dx": -4, "dy": -12}),
+)
+"""Dots of the scatter plot that have a label, and where it stands clear of the others."""
 FEW_KEYS = 8
 """From here on the learned factor is compared; before it a weight has too few rivals."""
 
@@ -178,13 +183,16 @@ def sharpness_against_loss(findings: Findings) -> Figure:
         title="change of the mean largest attention weight from T to 4T keys",
         axis=alt.Axis(format="+.0%", grid=True),
     )
-    up = alt.Y("loss:Q", title="loss less (a)'s from T to 4T, nats")
+    up = alt.Y("loss:Q", title="loss less (a)'s from T to 4T, nats").scale(padding=12)
     colour = alt.Color("colour:N", scale=None)
     chart = alt.layer(
         data.mark_point(filled=True, size=70, opacity=1).encode(at, up, colour),
-        data.transform_filter(alt.FieldOneOfPredicate("name", list(NAMED)))
-        .mark_text(align="left", dx=8, fontSize=12)
-        .encode(at, up, alt.Text("configuration:N"), colour),
+        *(
+            data.transform_filter(alt.FieldOneOfPredicate("name", list(names)))
+            .mark_text(fontSize=12, **place)
+            .encode(at, up, alt.Text("configuration:N"), colour)
+            for names, place in NAMED
+        ),
     )
     verb = "goes with" if abs(rho) >= 0.5 else "does not predict"
     return Figure(

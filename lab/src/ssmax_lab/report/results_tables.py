@@ -10,6 +10,7 @@ import numpy as np
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import Findings, read_findings
 from ssmax_lab.analysis.formulas import breaks_at
+from ssmax_lab.analysis.measures import mean_between, paired
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.records import Comparison
 from ssmax_lab.report.study_page import parameters
@@ -75,6 +76,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
     made = {
         "in short": in_short(results),
         "headlines": headlines(results),
+        "losses": losses(results),
         "claims": claims(results),
         "computed": computed(results),
         "RoPE limit": rope_limits(results),
@@ -118,6 +120,26 @@ def headlines(results: Mapping[str, Findings]) -> str:
     return markdown(
         ["claim", "primary comparison, (b) SSMax less (a) softmax", *map(_short_name, shown)], rows
     )
+
+
+def losses(results: Mapping[str, Findings]) -> str:
+    """Tabulate the loss of (a) and of (b) by octave, mean over the seeds that have both."""
+    octaves = {"T/2 to T": (0.5, 1), "T to 2T": (1, 2), "2T to 4T": (2, 4)}
+    rows = []
+    for name, findings in _with_verdicts(results).items():
+        length, larger = findings.train_length, f"base x {findings.study['theta_factor']:g}"
+        homes = {"base unchanged": findings.same_theta_losses, larger: findings.position_losses}
+        for base, home in homes.items():
+            pairs = paired(home).get("b", [])
+            if any(len(one.mean) < 4 * length for pair in pairs for one in pair) or not pairs:
+                continue
+            cells = []
+            for start, stop in octaves.values():
+                mean = mean_between(int(start * length), stop * length)
+                a, b = (np.mean([mean(one) for one in ones]) for ones in zip(*pairs, strict=True))
+                cells.append(f"{a:.3f}, {b:.3f}")
+            rows.append([f"{_short_name(name)}, {base}", str(len(pairs)), *cells])
+    return markdown(["loss in nats: (a), (b)", "seeds", *octaves], rows)
 
 
 def in_short(results: Mapping[str, Findings]) -> str:

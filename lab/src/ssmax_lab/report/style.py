@@ -32,7 +32,7 @@ _CONFIG: dict[str, Any] = {
         "gridColor": GRID, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal",
         "titlePadding": 8,
     },
-    "axisX": {"grid": False, "labelFlush": True},
+    "axisX": {"grid": False, "labelFlush": True, "labelSeparation": 6},
     "axisY": {"domain": False, "ticks": False},
     "header": {"labelColor": INK, "titleColor": QUIET},
     "legend": {"labelColor": QUIET, "titleColor": QUIET, "titleFontWeight": "normal"},

@@ -180,16 +180,14 @@ def _gloo_group() -> dist.ProcessGroup:
 
 def parallel_kind(config: RunConfig, ranks: DistContext) -> str:
     """Resolve `auto`; a named kind is kept or refused."""
-    if config.parallel == "auto":
-        return "none" if ranks.size == 1 else "ddp"
-    if config.parallel == "none" and ranks.size > 1:
+    if ranks.size == 1:
+        # One rank of a sharded run is that run: nothing to copy or shard, the same numbers.
+        return "none"
+    if config.parallel == "none":
         raise UsageError(
             f"run.parallel is 'none' but there are {ranks.size} ranks; set ddp, fsdp2 or auto"
         )
-    if config.parallel != "none" and ranks.size == 1:
-        # One rank of a sharded run is that run: nothing to copy or shard, the same numbers.
-        return "none"
-    return config.parallel
+    return "ddp" if config.parallel == "auto" else config.parallel
 
 
 def parallelize(

@@ -254,24 +254,15 @@ def _all_phases(setup: Setup, state: TrainState, found: Path | None) -> Outcome:
         phases.append((switched, config.run.steps))
     for model_config, last_step in phases:
         if state.step < last_step or (state.step == last_step == config.run.steps):
-            outcome, state = _one_phase(setup, model_config, state, found, last_step)
+            phase = _Phase(setup, model_config, state, found)
+            setup.write_config()
+            outcome, state = phase.run(last_step), phase.state
+            # Its model is gone before the next is built.
+            del phase
             found = checkpoint.checkpoint_folder(setup.folder, state.step)
         if outcome.stopped_by is not None:
             break
     return outcome
-
-
-def _one_phase(
-    setup: Setup,
-    model_config: LMConfig,
-    state: TrainState,
-    found: Path | None,
-    last_step: int,
-) -> tuple[Outcome, TrainState]:
-    """Train one phase; in a function of its own, so that its model is gone before the next."""
-    phase = _Phase(setup, model_config, state, found)
-    setup.write_config()
-    return phase.run(last_step), phase.state
 
 
 class _Phase:

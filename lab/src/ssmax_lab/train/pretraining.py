@@ -13,7 +13,7 @@ from ssmax_lab.records import RUN_CONFIG, config_hash
 from ssmax_lab.train.config import DataConfig, TrainConfig, flat
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.run import check_text, check_vocabulary, resumed_config
+from ssmax_lab.train.run import check_text, resumed_config
 from ssmax_lab.train.step import Batch
 
 
@@ -112,7 +112,6 @@ def _windows(data: Path, config: TrainConfig) -> tuple[Windows, Windows | None]:
 
     def opened(side: str) -> ShardSet:
         shards = ShardSet.open(data / side)
-        check_vocabulary(shards.vocabulary, config, data)
         shards.verify_small()
         return shards
 

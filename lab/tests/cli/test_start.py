@@ -1,7 +1,6 @@
 """What a verb does first: bad usage is told before torch is imported, a bug is not bad usage."""
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -56,15 +55,3 @@ def test_a_folder_that_is_not_there_is_called_so(tmp_path, monkeypatch, capsys, 
     monkeypatch.chdir(tmp_path)
     assert cli.run(verb.format("runs/nowhere").split()) == 2
     assert "there is no folder runs/nowhere" in capsys.readouterr().err
-
-
-def test_a_hub_that_does_not_answer_is_told_in_seconds(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ssmax.hf.sources.SECONDS_FOR_THE_HUB", 0.5)
-    # It takes connections, and says nothing.
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-        assert cli.run(["evaluate", "needle", "--hf", "some/model"]) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1 and f"{address} cannot be reached" in told

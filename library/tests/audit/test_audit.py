@@ -299,20 +299,10 @@ def test_what_is_exported_is_audited_in_another_process(tmp_path, capsys):
     """The command, by Transformers in a process of its own: its exit code and its JSON."""
     out = tmp_path / "out"
     export(llama(max_position_embeddings=2048), out, to="ministral")
-    assert cli.run(["audit", str(out), "--engine", "transformers", "--tokens", "300"]) == 0
-    said = capsys.readouterr().out
-    assert f"transformers {transformers.__version__}" in said and "applied" in said
-
-    # The same weights, said to be scaled otherwise: what Transformers reads is another key.
-    values = json.loads((out / "config.json").read_text())
-    values["rope_parameters"].pop("llama_4_scaling_beta")
-    values["llama_4_scaling"]["original_max_position_embeddings"] = 1
-    values["model_type"], values["architectures"] = "mistral", ["MistralForCausalLM"]
-    (out / "config.json").write_text(json.dumps(values))
     arguments = ["audit", str(out), "--engine", f"transformers={sys.executable}"]
-    assert cli.run([*arguments, "--tokens", "300", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert [verdict["finding"] for verdict in found["verdicts"]] == ["dropped"]
+    assert cli.run([*arguments, "--tokens", "300", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert (found["version"], found["finding"]) == (transformers.__version__, "applied")
 
 
 def test_an_engine_that_does_not_run_the_model_is_not_comparable(folder, tmp_path, capsys):
@@ -335,6 +325,13 @@ def test_configs_without_a_scale_or_with_two_are_refused(tmp_path):
     same = {"beta": 0.1, "original_max_position_embeddings": 64}
     found = find_scale({**plain, "rope_parameters": steps, "llama_4_scaling": same})
     assert "rope_parameters and llama_4_scaling" in found.where
+    for nothing in (
+        {**plain, "rope_parameters": {**steps, "llama_4_scaling_beta": 0.0}},
+        {**plain, "llama_4_scaling": {**same, "beta": 0}},
+        transformers.Llama4TextConfig(attn_scale=0.0).to_dict(),
+    ):
+        with pytest.raises(UsageError, match="beta of 0 .* nothing to audit"):
+            find_scale(nothing)
     off = transformers.Llama4TextConfig(attn_temperature_tuning=False).to_dict()
     with pytest.raises(UsageError, match="declares no scale"):
         find_scale(off)

@@ -58,7 +58,9 @@ sys.exit(cli.run("export model y --to hf --check-tokens 50".split()))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_an_export_that_is_stopped_leaves_nothing(source, tmp_path, number):
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -169,7 +171,7 @@ def test_an_adapter_is_called_one_and_its_advice_makes_a_model(
 ):
     monkeypatch.chdir(tmp_path)
     write("adapter")
-    out = ["out", "--to", "torch-export", "--check-tokens", "20"]
+    out = ["out", "--to", "hf", "--check-tokens", "20"]
     capsys.readouterr()
     assert cli.run(["export", "adapter", *out]) == 2
     said = capsys.readouterr().err

@@ -123,7 +123,7 @@ def test_a_folder_of_transformers_says_which_token_ends_a_text(to, end, tmp_path
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == end
 
 
-@pytest.mark.parametrize("prompt", [None, PROMPT])
+@pytest.mark.parametrize("prompt", [1024, PROMPT])
 def test_what_has_learned_few_positions_is_checked_on_as_many(prompt, tmp_path):
     model = randomise(ssmax.hf.convert(build("gpt2")))
     assert export(model, tmp_path / "out", to="hf", prompt=prompt).agreement.tokens == 128

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers as tf
-from safetensors.torch import save_file
 from tiny_models import SHARED, build, tokens_of
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -158,12 +157,6 @@ def nan_in_a_checkpoint(model, folder):
     return folder
 
 
-def nan_by_another_name(folder):
-    s = {f"model.layers.{i}.self_attn.ssmax_scale": torch.full((4,), torch.nan) for i in (0, 1)}
-    save_file(s, folder / "model.safetensors")
-    return folder
-
-
 def of_another_rule(folder, file="config.json"):
     """One of somebody's own, which was registered elsewhere."""
     text = (folder / file).read_text()
@@ -254,10 +247,10 @@ BAD = {
     "layers": (lambda m, _: ssmax.hf.convert(m, layers="some"), "'full', 'all' or a function"),
     "attention": (lambda m, _: ssmax.hf.convert(m, attention="cross"), "'self' or 'all'"),
     "no layer": (lambda m, _: ssmax.hf.convert(m, layers=lambda n, x: False), 
-                 r"has no attention layer for the function given as layers, .* give one that says"),
+                 r"has no attention layer for layers=<function .* give a function that says"),
     "windowed layers alone": (
         lambda m, _: ssmax.hf.convert(build("mistral")),
-        r"for layers='full', attention='self'; .*: try layers='all', attention='self'$",
+        r"for layers='full', attention='self'; .*: try layers='all'$",
     ),
     "length": (lambda m, _: ssmax.hf.convert(m, init="paper", train_length=1), "at least 2"),
     "a length that identity does not use": (
@@ -270,10 +263,6 @@ BAD = {
     "a quantised class": (
         lambda m, _: ssmax.hf.convert(fused(m)),
         r"own attention code \(QuantAttentionFused\).* is quantised: load it without fused modules",
-    ),
-    "heads that differ per layer": (
-        lambda m, _: ssmax.hf.convert(other_heads(m)),
-        "model.layers.1.self_attn has 2 heads by its weights and 4 by its config",
     ),
     "heads that differ from its ssmax": (
         lambda m, _: ssmax.hf.verify(other_heads(ssmax.hf.convert(m), HookedScale(4, "ssmax", 8))),
@@ -340,14 +329,10 @@ BAD = {
     ),
     "an adapter for no model": (
         lambda m, folder: ssmax.hf.load("gpt2", adapter_of(m, folder)),
-        r"ssmax.hf.load\(model, folder\) takes a model .*got str, then PosixPath",
+        "takes a model of Transformers, got str",
     ),
     "an adapter before its model": (
-        lambda m, folder: ssmax.hf.load("adapter", m),
-        r"ssmax.hf.load\(model, folder\) .* then a folder; got str, then LlamaForCausalLM",
-    ),
-    "an s of another name for no model": (
-        lambda m, folder: ssmax.hf.adopt("gpt2", folder), r"ssmax.hf.adopt\(model, folder\)",
+        lambda m, folder: ssmax.hf.load("adapter", m), "takes a model of Transformers, got str",
     ),
     "a checkpoint of a rule that is not known": (
         lambda m, folder: ssmax.hf.from_pretrained(of_another_rule(whole_of(m, folder))),
@@ -381,12 +366,6 @@ BAD = {
         ),
         r"model.safetensors cannot be read .*it is damaged or was cut short",
     ),
-    "an s of another name that is cut short": (
-        lambda m, folder: ssmax.hf.adopt(
-            m, cut_short(nan_by_another_name(folder), "model.safetensors")
-        ),
-        r"model.safetensors cannot be read .*it is damaged or was cut short",
-    ),
     "NaN in an adapter": (
         lambda m, folder: ssmax.hf.load(build("llama"), nan_in_an_adapter(m, folder)),
         r"has NaN or infinity in model.layers.1.self_attn.ssmax.bias; the training",
@@ -394,10 +373,6 @@ BAD = {
     "infinity in a checkpoint": (
         lambda m, folder: ssmax.hf.from_pretrained(nan_in_a_checkpoint(m, folder)),
         r"has NaN or infinity in model.layers.1.self_attn.ssmax.bias; the training",
-    ),
-    "NaN by another name": (
-        lambda m, folder: ssmax.hf.adopt(m, nan_by_another_name(folder)),
-        r"NaN or infinity in .*0.self_attn.ssmax_scale, .*1.self_attn.ssmax_scale; the training",
     ),
     "a folder that is not there": (
         lambda m, folder: ssmax.hf.from_pretrained(folder / "x"),
@@ -429,15 +404,15 @@ BAD = {
     ),
     "weights of the model's own that are NaN": (
         lambda m, _: ssmax.hf.verify(ssmax.hf.convert(with_nan_weight(m))),
-        r"what 'model.layers.1.self_attn' reads is NaN .*; unconverted the model is not finite",
+        r"what 'model.layers.1.self_attn' reads is NaN .* look at .* the model's own weights",
     ),
     "one token that is NaN": (
         lambda m, _: ssmax.hf.verify(ssmax.hf.convert(with_nan_token(m))),
-        r"what 'model.layers.0.self_attn' reads is NaN .*; unconverted the model is not finite",
+        r"what 'model.layers.0.self_attn' reads is NaN .* look at .* the model's own weights",
     ),
     "NaN behind padding, in float64 and eager code": (
         lambda m, _: ssmax.hf.verify(ssmax.hf.convert(eager_in_float64(m))),
-        r"reads is NaN or infinite behind 5 of padding.*unconverted the model is not finite either",
+        r"reads is NaN or infinite behind 5 of padding.*'sdpa' bears padding",
     ),
     "an s that is NaN": (
         lambda m, _: ssmax.hf.verify(with_nan(m, layer=0)),

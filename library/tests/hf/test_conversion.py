@@ -3,8 +3,6 @@
 import builtins
 import copy
 import functools
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -161,20 +159,6 @@ def test_a_copy_is_converted_too():
         assert torch.equal(copied(input_ids=tokens).logits, model(input_ids=tokens).logits)
 
 
-@torch.no_grad()
-def test_a_pickled_model_is_converted_in_a_fresh_process_too(tmp_path):
-    model = randomise(ssmax.hf.convert(build("llama")))
-    torch.save((model, tokens_of(), model(tokens_of()).logits), tmp_path / "model.pt")
-    code = (
-        "import sys, torch\n"
-        "model, tokens, before = torch.load(sys.argv[1], weights_only=False)\n"
-        "for _ in range(2):\n"
-        "    with torch.no_grad():\n"
-        "        torch.testing.assert_close(model(tokens).logits, before)"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "model.pt"], check=True, timeout=120)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_s_and_b_stay_float32(dtype):
     model = randomise(ssmax.hf.convert(build("llama"))).to(dtype)
@@ -287,13 +271,11 @@ def ministral3(beta):
     [
         (
             llama4, lambda: llama4(attn_temperature_tuning=False),
-            r"model.layers.1.self_attn: .* by 1 \+ 0.1 log\(1 \+ floor\(\(position \+ 1\) "
-            r"/ 4\)\) .*attn_temperature_tuning=False",
+            r"model.layers.1.self_attn: the query is scaled .*attn_temperature_tuning=False",
         ),
         (
             lambda: ministral3(0.3), lambda: ministral3(0.0),
-            r"0.self_attn, model.layers.1.self_attn: .* by 1 \+ 0.3 log\(1 \+ floor"
-            r"\(position / 4\)\) .*\['llama_4_scaling_beta'\] = 0.0",
+            r"0.self_attn, model.layers.1.self_attn: .*\['llama_4_scaling_beta'\] = 0",
         ),
     ],
 )  # fmt: skip
@@ -324,8 +306,8 @@ def test_beams_layers_without_rotation_are_told_of():
         def forward(self, attention_scaling=None):
             """Read, and never called."""
 
-    assert own_scale(BeamAttention(0)) is None
-    assert "2048" in own_scale(BeamAttention(1))[0]
+    assert own_scale(BeamAttention(0)) == ""
+    assert "cannot be turned off" in own_scale(BeamAttention(1))
 
 
 @torch.no_grad()

@@ -242,7 +242,7 @@ LONG = {
     ("model", "options", "message"),
     [
         (llama, {"to": 64}, "not longer than the 128 tokens"),
-        (llama, {"to": 10**12}, "GiB for its keys and values"),
+        (llama, {"to": 10**12}, "no RoPE base carries"),
         (llama, {"to": 512.5}, "whole number"),
         (llama, {"to": 512, "positions": "ntk"}, "positions must be one of"),
         (llama, {"to": 512, "sharpen": "ssmax"}, "sharpen must be one of"),

@@ -4,6 +4,8 @@ Prompts are unequal and batched where the way of decoding takes batches; the ful
 cache, no padding and one row.
 """
 
+import itertools
+
 import pytest
 import torch
 from flash_stand_in import flash_attn  # noqa: F401 (a fixture)
@@ -98,8 +100,18 @@ def test_guessed_tokens_are_checked_as_the_full_forward_would(family, way):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attention_2"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3_mixed"])
+FEW = (("llama", "sdpa"), ("gemma3_mixed", "flash_attention_2"))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        pytest.param(*pair, marks=() if pair in FEW else pytest.mark.slow)
+        for pair in itertools.product(
+            ["llama", "qwen3", "mistral", "gemma3_mixed"], ["sdpa", "eager", "flash_attention_2"]
+        )
+    ],
+)
 def test_continuous_batching_is_greedy_alone(family, kind, flash_attn):  # noqa: F811 (the fixture)
     model = converted(family)
     alone = [greedy_alone(model, prompt) for prompt in prompts()]

@@ -67,15 +67,15 @@ def modules_here(tmp_path, monkeypatch):
 @torch.no_grad()
 def test_without_the_package_the_model_is_the_same(tmp_path, modules_here):
     cases = [
-        ("llama", "AutoModelForCausalLM", True),
-        ("gemma3", "AutoModelForCausalLM", False),
-        ("bert", "AutoModelForMaskedLM", False),
+        ("llama", "AutoModelForCausalLM"),
+        ("gemma3", "AutoModelForCausalLM"),
+        ("bert", "AutoModelForMaskedLM"),
     ]
     inputs = left_padded()
     models, arguments = {}, []
-    for name, auto, is_open in cases:
+    for name, auto in cases:
         models[name] = randomise(ssmax.hf.convert(build(name), layers="all"))
-        ssmax.hf.save_remote_code(models[name], tmp_path / name, opens_as_softmax=is_open)
+        ssmax.hf.save_remote_code(models[name], tmp_path / name)
         torch.save(inputs, tmp_path / name / "inputs.pt")
         arguments += [str(tmp_path / name), auto]
     environment = {**os.environ, "HF_MODULES_CACHE": str(modules_here), "HF_HUB_OFFLINE": "1"}
@@ -93,10 +93,9 @@ def test_without_the_package_the_model_is_the_same(tmp_path, modules_here):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_open", [False, True])
-def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, is_open):
+def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path):
     ours = randomise(ssmax.hf.convert(build("llama")))
-    ssmax.hf.save_remote_code(ours, tmp_path, opens_as_softmax=is_open)
+    ssmax.hf.save_remote_code(ours, tmp_path)
     tokens = tokens_of()
     wanted = ours(tokens).logits
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=True)
@@ -108,10 +107,9 @@ def test_beside_the_package_each_has_a_hook_of_its_own(tmp_path, is_open):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_open", [False, True])
-def test_what_remote_code_saves_again_loads_again(tmp_path, is_open):
+def test_what_remote_code_saves_again_loads_again(tmp_path):
     model = randomise(ssmax.hf.convert(build("llama")))
-    ssmax.hf.save_remote_code(model, tmp_path / "first", opens_as_softmax=is_open)
+    ssmax.hf.save_remote_code(model, tmp_path / "first")
     auto = transformers.AutoModelForCausalLM
     auto.from_pretrained(tmp_path / "first", trust_remote_code=True).save_pretrained(
         tmp_path / "second"
@@ -141,7 +139,6 @@ def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
     assert torch.equal(labels.model(tokens).last_hidden_state, bare(tokens).last_hidden_state)
 
 
-@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize(
     ("options", "s", "b"),
     [
@@ -151,31 +148,15 @@ def test_every_auto_class_that_knows_the_family_keeps_s(tmp_path):
         ({"init": "paper", "train_length": 1024, "bias": True}, 0.1685, 0.0),
     ],
 )
-def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b, is_open):
+def test_a_new_model_of_the_config_starts_as_it_says(tmp_path, options, s, b):
     model = randomise(ssmax.hf.convert(build("llama"), **options))
-    ssmax.hf.save_remote_code(model, tmp_path, opens_as_softmax=is_open)
+    ssmax.hf.save_remote_code(model, tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path, trust_remote_code=True)
     new = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=True)
     for layer in new.model.layers:
         scale = layer.self_attn.ssmax
         assert scale.s.tolist() == pytest.approx([s] * 4, abs=1e-4)
         assert b is None or scale.bias.tolist() == [b] * 4
-
-
-def test_a_new_model_of_an_adopted_s_needs_a_length(tmp_path):
-    from safetensors.torch import save_file
-
-    names = [f"model.layers.{layer}.self_attn.ssmax_scale" for layer in range(2)]
-    save_file({name: torch.ones(4) for name in names}, tmp_path / "model.safetensors")
-    ssmax.hf.save_remote_code(ssmax.hf.adopt(build("llama"), tmp_path), tmp_path / "out")
-    auto, trusted = transformers.AutoModelForCausalLM, {"trust_remote_code": True}
-    config = transformers.AutoConfig.from_pretrained(tmp_path / "out", **trusted)
-    with pytest.raises(ValueError, match=r"no train_length.* set config.ssmax\['train_length'\]"):
-        auto.from_config(config, **trusted)
-    config.ssmax["train_length"] = 1024
-    scale = auto.from_config(config, **trusted).model.layers[0].self_attn.ssmax.s
-    assert scale.tolist() == pytest.approx([0.1685] * 4, abs=1e-4)
-    assert auto.from_pretrained(tmp_path / "out", **trusted).config.ssmax["train_length"] is None
 
 
 @pytest.mark.parametrize(
@@ -186,9 +167,6 @@ def test_whoever_does_not_trust_the_code_is_refused(tmp_path, auto):
     ssmax.hf.save_remote_code(model, tmp_path)
     with pytest.raises(ValueError, match="trust_remote_code"):
         getattr(transformers, auto).from_pretrained(tmp_path, trust_remote_code=False)
-    ssmax.hf.save_remote_code(model, tmp_path / "open", opens_as_softmax=True)
-    softmax = getattr(transformers, auto).from_pretrained(tmp_path / "open")
-    assert type(softmax).__module__.startswith("transformers.models.llama.")
 
 
 def test_in_memory_a_config_of_remote_code_is_of_the_plain_type(tmp_path):
@@ -234,7 +212,6 @@ def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
         assert torch.equal(again(tokens_of()).logits, model(tokens_of()).logits)
 
 
-@pytest.mark.parametrize("is_open", [False, True])
 @pytest.mark.parametrize(
     ("kind", "family", "auto"),
     [
@@ -243,9 +220,9 @@ def test_an_unconverted_class_of_experts_is_kept_by_its_type(tmp_path):
         ("image-text", "qwen2_vl", "AutoModelForImageTextToText"),
     ],
 )
-def test_weights_that_are_renamed_by_the_name_of_the_class(tmp_path, kind, family, auto, is_open):
+def test_weights_that_are_renamed_by_the_name_of_the_class(tmp_path, kind, family, auto):
     model = randomise(ssmax.hf.convert(families.build(kind, family), layers="all"))
-    ssmax.hf.save_remote_code(model, tmp_path / "first", opens_as_softmax=is_open)
+    ssmax.hf.save_remote_code(model, tmp_path / "first")
     auto = getattr(transformers, auto)
     once = auto.from_pretrained(tmp_path / "first", trust_remote_code=True)
     once.save_pretrained(tmp_path / "second")
@@ -333,8 +310,6 @@ def test_the_command_line_writes_remote_code(tmp_path, capsys):
     typed = ["convert", str(tmp_path / "base"), str(tmp_path / "out")]
     assert cli.run([*typed, "--adapter", "--remote-code"]) == 2
     assert "--adapter writes s and b alone" in capsys.readouterr().err
-    assert cli.run([*typed, "--opens-as-softmax"]) == 2
-    assert "--remote-code" in capsys.readouterr().err
     assert cli.run([*typed, "--remote-code"]) == 0
     assert "with AutoModelForCausalLM.from_pretrained(" in capsys.readouterr().out
     build("bert").save_pretrained(tmp_path / "bert")
@@ -342,15 +317,10 @@ def test_the_command_line_writes_remote_code(tmp_path, capsys):
     assert "with AutoModelForMaskedLM.from_pretrained(" in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "ssmax_llama"
-    options = ["--remote-code", "--opens-as-softmax"]
-    assert cli.run([*typed[:2], str(tmp_path / "open"), *options]) == 0
-    config = json.loads((tmp_path / "open" / "config.json").read_text())
-    assert config["model_type"] == "llama" and "AutoModel" in config["auto_map"]
-    for form in ("out", "open"):
-        capsys.readouterr()
-        assert cli.run(["convert", str(tmp_path / form), str(tmp_path / "twice")]) == 2
-        wanted = f"{tmp_path / form} is converted already; load it with ssmax.hf.from_pretrained"
-        assert wanted in capsys.readouterr().err
+    capsys.readouterr()
+    assert cli.run(["convert", str(tmp_path / "out"), str(tmp_path / "twice")]) == 2
+    wanted = f"{tmp_path / 'out'} is converted already; load it with ssmax.hf.from_pretrained"
+    assert wanted in capsys.readouterr().err
 
 
 def test_the_file_is_our_own_lines(tmp_path):

@@ -159,11 +159,17 @@ def test_however_a_converted_model_came_about_what_it_saves_is_refused(name, tmp
     assert torch.equal(getattr(again, "model", again)(tokens).last_hidden_state, wanted)
 
 
-def test_a_pickled_model_saves_a_type_of_its_own_in_a_fresh_process_too(tmp_path):
-    torch.save(ssmax.hf.convert(build("llama")), tmp_path / "model.pt")
+@torch.no_grad()
+def test_a_pickled_model_is_converted_in_a_fresh_process_and_saves_a_type_of_its_own(tmp_path):
+    model = randomise(ssmax.hf.convert(build("llama")))
+    torch.save((model, tokens_of(), model(tokens_of()).logits), tmp_path / "model.pt")
     code = (
-        "import sys, torch; "
-        "torch.load(sys.argv[1], weights_only=False).save_pretrained(sys.argv[2])"
+        "import sys, torch\n"
+        "model, tokens, before = torch.load(sys.argv[1], weights_only=False)\n"
+        "for _ in range(2):\n"
+        "    with torch.no_grad():\n"
+        "        torch.testing.assert_close(model(tokens).logits, before)\n"
+        "model.save_pretrained(sys.argv[2])"
     )
     typed = [sys.executable, "-c", code, str(tmp_path / "model.pt"), str(tmp_path / "out")]
     done = subprocess.run(typed, capture_output=True, text=True)
@@ -404,48 +410,8 @@ def test_a_record_with_unknown_fields_is_refused(tmp_path):
     ssmax.hf.save(ssmax.hf.convert(build("llama")), tmp_path)
     values = json.loads((tmp_path / "ssmax.json").read_text())
     (tmp_path / "ssmax.json").write_text(json.dumps({**values, "shape": "round"}))
-    with pytest.raises(ValueError, match=r"other fields: \['shape'\]"):
+    with pytest.raises(ValueError, match="must be an object with .*'shape'"):
         ssmax.hf.load(build("llama"), tmp_path)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("suffix", ["ssmax_scale", "softmax_scaler"])
-def test_an_s_of_another_name_is_taken_over(tmp_path, suffix):
-    ours = randomise(ssmax.hf.convert(build("llama"), init="paper", train_length=64))
-    base = build("llama")
-    base.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    for name, tensor in ssmax_tensors(ours).items():
-        weights[name.replace("ssmax.s", suffix)] = tensor
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    adopted = ssmax.hf.adopt(base, tmp_path)
-    tokens = tokens_of()
-    assert torch.equal(adopted(input_ids=tokens).logits, ours(input_ids=tokens).logits)
-
-
-def test_an_s_that_nobody_can_read_is_refused(tmp_path):
-    build("llama").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="carries no s by any name"):
-        ssmax.hf.adopt(build("llama"), tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["model.layers.0.self_attn.ssmax_s"] = torch.ones(4)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"Step-5's model.layers.0.self_attn.ssmax_s: no public"):
-        ssmax.hf.adopt(build("llama"), tmp_path)
-    with pytest.raises(ValueError, match="holds no .safetensors"):
-        ssmax.hf.adopt(build("llama"), tmp_path / "nowhere")
-
-
-def test_two_s_for_one_layer_are_refused(tmp_path):
-    base = build("llama")
-    base.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    for suffix, value in (("ssmax_scale", 0.3), ("softmax_scaler", 0.9)):
-        weights[f"model.layers.1.self_attn.{suffix}"] = torch.full((4,), value)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1.self_attn.softmax_scaler and .*1.self_attn.ssmax_sc"):
-        ssmax.hf.adopt(base, tmp_path)
-    assert not hasattr(base.config, "ssmax")
 
 
 def test_what_convert_refuses_is_not_loaded_either(tmp_path):
@@ -466,18 +432,6 @@ def test_what_convert_refuses_is_not_loaded_either(tmp_path):
     ssmax.hf.from_pretrained(tmp_path / "whole", reorder_and_upcast_attn=False)
 
 
-def test_an_s_without_a_place_leaves_no_trace(tmp_path):
-    base = build("llama")
-    for weights, message in (
-        ({"model.layers.9.self_attn.ssmax_scale": torch.ones(4)}, "no attention layer"),
-        ({"model.layers.0.self_attn.ssmax_scale": torch.ones(3)}, r"\(3,\) instead of \(4,\)"),
-    ):
-        save_file(weights, tmp_path / "model.safetensors")
-        with pytest.raises(ValueError, match=message):
-            ssmax.hf.adopt(base, tmp_path)
-        assert not hasattr(base.config, "ssmax")
-
-
 @torch.no_grad()
 def test_the_command_line_converts(tmp_path, capsys):
     from ssmax import cli
@@ -494,7 +448,7 @@ def test_the_command_line_converts(tmp_path, capsys):
     assert cli.run([*typed, str(tmp_path / "adapter"), *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["learned"] == 8 and told["layers"] == 2
-    assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", False)
+    assert (told["rule"], told["init"]) == ("ssmax", "paper")
     ssmax.hf.load(build("llama"), tmp_path / "adapter")
     # A rule that learns nothing and is softmax up to its length needs no other init.
     options = ["--json", "--rule", "clamp", "--train-length", "64"]
@@ -548,7 +502,7 @@ def test_the_command_line_says_where_no_layer_is_left(tmp_path, capsys):
     assert cli.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "layers='full', attention='self'" in said
-    assert "try layers='all', attention='self'" in said
+    assert "try layers='all'" in said
 
 
 def test_what_a_models_inputs_are_made_with_goes_with_it(tmp_path):
@@ -651,33 +605,11 @@ def test_the_command_line_refuses_what_is_no_whole_model_in_one_line(tmp_path, c
         assert not (tmp_path / "out").exists()
 
 
-@torch.no_grad()
-def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
+def test_a_converted_model_is_not_converted_again(tmp_path, capsys):
     from ssmax import cli
 
-    ours = randomise(ssmax.hf.convert(build("llama"), init="paper", train_length=64))
-    for suffix, shape in (("ssmax_scale", (4,)), ("softmax_scaler", (1, 1, 4, 1))):
-        folder = tmp_path / suffix
-        build("llama").save_pretrained(folder)
-        weights = load_file(folder / "model.safetensors")
-        for name, tensor in ssmax_tensors(ours).items():
-            weights[name.replace("ssmax.s", suffix)] = tensor.view(shape)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        tokens = tokens_of()
-        wanted = ours(tokens).logits
-        assert cli.run(["convert", str(folder), str(tmp_path / f"{suffix}-out")]) == 0
-        assert "carries an s, which is kept" in capsys.readouterr().err
-        again = ssmax.hf.from_pretrained(tmp_path / f"{suffix}-out")
-        assert torch.equal(again(tokens).logits, wanted)
-        typed = ["convert", str(folder), str(tmp_path / f"{suffix}-json"), "--json"]
-        assert cli.run([*typed, "--rule", "clamp", "--train-length", "8"]) == 0
-        said = capsys.readouterr()
-        told = json.loads(said.out)
-        assert (told["rule"], told["init"], told["adopted"]) == ("ssmax", "paper", True)
-        assert "carries an s, which is kept" in said.err
-    # Nor is an s of our own, where somebody would convert a converted model, nor a rule that has
-    # none.
-    ours.save_pretrained(tmp_path / "whole")
+    # Nor one by a rule that has no tensors.
+    ssmax.hf.convert(build("llama")).save_pretrained(tmp_path / "whole")
     clamp = ssmax.hf.convert(build("llama"), rule="clamp", train_length=8)
     clamp.save_pretrained(tmp_path / "clamp")
     for name in ("whole", "clamp"):
@@ -685,8 +617,8 @@ def test_an_s_by_another_name_is_never_dropped_on_the_way(tmp_path, capsys):
         assert "is converted already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["ssmax_scale.weight", "SSMAX_SCALE", "softmax_scalers"])
-def test_a_name_that_is_nearly_known_is_not_passed_over(tmp_path, name, capsys):
+@pytest.mark.parametrize("name", ["ssmax_scale", "ssmax_s", "SSMAX.weight", "softmax_scaler"])
+def test_an_s_by_another_name_is_not_passed_over(tmp_path, name, capsys):
     from ssmax import cli
 
     build("llama").save_pretrained(tmp_path / "base")
@@ -694,15 +626,4 @@ def test_a_name_that_is_nearly_known_is_not_passed_over(tmp_path, name, capsys):
     weights[f"model.layers.0.self_attn.{name}"] = torch.ones(4)
     save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
     assert cli.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
-    assert "sounds like an s but is none that is known" in capsys.readouterr().err
-
-
-def test_an_s_that_is_unclear_is_refused_on_the_way(tmp_path, capsys):
-    from ssmax import cli
-
-    build("llama").save_pretrained(tmp_path / "base")
-    weights = load_file(tmp_path / "base" / "model.safetensors")
-    weights["model.layers.0.self_attn.ssmax_s"] = torch.ones(4)
-    save_file(weights, tmp_path / "base" / "model.safetensors", metadata={"format": "pt"})
-    assert cli.run(["convert", str(tmp_path / "base"), str(tmp_path / "out")]) == 2
-    assert "neither its log nor its n is known" in capsys.readouterr().err
+    assert "sounds like an s by another name and would be lost" in capsys.readouterr().err

@@ -287,10 +287,21 @@ def check(family, kind, situation):
     assert error(model, twin, kind, situation) <= allowed
 
 
+def breadth(family, kind):
+    """Flex is slow without a compiler: of decoders one, with and without windows, is looked at."""
+    is_broad = kind == "flex_attention" and family != "gemma3_mixed"
+    return pytest.mark.slow if is_broad else ()
+
+
 @pytest.mark.parametrize(
     ("family", "name", "kind"),
-    # GPT-2 takes no BlockMask.
-    [(f, *case) for f in DECODERS for case in CASES if (f, "BlockMask") != ("gpt2", case[0][-9:])],
+    [
+        pytest.param(family, name, kind, marks=breadth(family, kind))
+        for family in DECODERS
+        for name, kind in CASES
+        # GPT-2 takes no BlockMask.
+        if (family, "BlockMask") != ("gpt2", name[-9:])
+    ],
 )
 def test_decoders_are_their_explicit_twins(family, name, kind):
     check(family, kind, SITUATIONS[name]())
@@ -426,11 +437,16 @@ def test_these_situations_tell_a_wrong_n(monkeypatch, shortcut, situations):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [*(("static cache", kind) for kind in KINDS),
-     ("prefixes, hidden by -10000.0", "flex_attention")],
-)  # fmt: skip
-@pytest.mark.parametrize("family", DECODERS)
+    ("family", "name", "kind"),
+    [
+        pytest.param(family, name, kind, marks=breadth(family, kind))
+        for family in DECODERS
+        for name, kind in [
+            *(("static cache", kind) for kind in KINDS),
+            ("prefixes, hidden by -10000.0", "flex_attention"),
+        ]
+    ],
+)
 def test_n_is_what_the_kernel_weighs_even_where_it_should_not(family, name, kind):
     """See `suits` for flex."""
     _, (model, _) = models(family, torch.float32 if kind == "eager" else torch.float64)

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from random_cases import random_case
 from torch import Tensor
 
 from ssmax.testing import (
@@ -17,7 +18,6 @@ from ssmax.testing import (
     naive_attention,
     named_cases,
     oracle_attention,
-    random_case,
 )
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'ssmax[jax]'")

@@ -7,10 +7,11 @@ import random
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import random_case
 
 from ssmax import attention_rows, ssmax_attention
 from ssmax.ops import visible
-from ssmax.testing import assert_no_worse_than, naive_attention, oracle_attention, random_case
+from ssmax.testing import assert_no_worse_than, naive_attention, oracle_attention
 
 ANY = st.randoms(use_true_random=False)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_cases import random_case
 
 from ssmax import attention_rows, num_visible_keys, ssmax, ssmax_attention, visible_keys
 from ssmax.errors import UsageError
 from ssmax.ops.visible import mask_spec
-from ssmax.testing import random_case
 
 KEEP = torch.tensor([[False, False, True, True, True], [True, True, True, True, False]])
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from random_cases import random_case
 
 import ssmax
 from ssmax.testing import (
@@ -15,7 +16,6 @@ from ssmax.testing import (
     named_cases,
     oracle_attention,
     oracle_mask,
-    random_case,
 )
 from ssmax.testing.cases import make_case
 
@@ -101,6 +101,24 @@ def test_a_bug_is_not_a_refusal_and_no_cases_are_none():
         return ssmax.ssmax_attention(q, k, v, s, is_causal=is_causal)
 
     assert check_laws(causal_only) == {}, "what is not taken is not broken"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_tolerance_is_that_of_the_dtype(dtype):
+    """What is right is right in any; a wrong n is found where it moves more than rounding."""
+    wrong = (lambda n: 3 * n) if dtype == torch.bfloat16 else (lambda n: n + 1)
+    cases = named_cases(dtype)
+    assert check_attention(ssmax.ssmax_attention, cases).all_right
+    assert not check_attention(ssmax.ssmax_attention, cases, tolerance=1e-9).all_right
+
+    def mistaken(q, k, v, s, **options):
+        case = Case(name="", q=q, k=k, v=v, s=s, options=options)
+        n = wrong(case.mask().sum(-1).clamp_min(1))
+        return naive_attention(q, k, v, s, **{**options, "num_keys": n})
+
+    # Its one key has all the weight, whatever n is.
+    found = [one for one in check_attention(mistaken, cases).outcomes if one.case != "one token"]
+    assert {one.verdict for one in found} == {"wrong"}
 
 
 def test_the_oracle_knows_more_queries_than_keys():

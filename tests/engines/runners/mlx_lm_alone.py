@@ -25,9 +25,10 @@ def main() -> None:
         )
         again.append([int(token) for token, _ in steps])
     tokenizer.eos_token_ids = set()
+    # It normalises logits in their own dtype, which would round what it reports once more.
     out = batch_generate(
         model, tokenizer, job["prompts"], max_tokens=job["new"], return_token_ids=True,
-        return_logprobs=True,
+        return_logprobs=True, logits_processors=[lambda _, logits: logits.astype(mx.float32)],
     )  # fmt: skip
     kinds = {str(each.dtype) for _, each in tree_flatten(model.parameters())}
     protocol.answer(

@@ -202,7 +202,7 @@ def _check(
 ) -> None:
     """Refuse what can be told before torch is imported."""
     from ssmax._device import check_device
-    from ssmax.hf.sources import CONFIG, check_source, check_typed
+    from ssmax.hf.sources import CONFIG, check_typed
     from ssmax.nn.rules import RULES
     from ssmax_lab.data.preparation import text_to_measure
     from ssmax_lab.train.run import read_run_config
@@ -219,11 +219,10 @@ def _check(
     if data is not None:
         text_to_measure(data, is_for_tests=True)
     for source in hf:
-        check_source(
+        check_typed(
             source,
             of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
         )
-        check_typed(source)
     if hf and rule is not None:
         raise UsageError(
             f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
@@ -302,7 +301,7 @@ def _extension(
     """Measure two models on long texts, and say what the second one's longer context is worth."""
     import numpy as np
 
-    from ssmax.hf.extension import check_memory
+    from ssmax_lab.model.hf_causal_lm import check_memory
     from ssmax_lab.report.before_after import extension_verdict
 
     if len(hf) + (adapter is not None) != 2:

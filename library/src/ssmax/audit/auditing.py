@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ssmax._engines import ENGINES, parse, python_of
 from ssmax._progress import log_progress
-from ssmax.audit.configs import read_config, text_config
 from ssmax.audit.judging import Rows, Verdict, judge
 from ssmax.audit.reference import Reference
-from ssmax.audit.scales import find_scale
+from ssmax.audit.scales import find_scale, text_config
 from ssmax.audit.small import write_small
 from ssmax.errors import UsageError
 from ssmax.hf.remote_code import is_our_code
+from ssmax.hf.sources import read_config
 
 _logger = logging.getLogger(__name__)
 _RUNNERS = Path(__file__).with_name("_runners")

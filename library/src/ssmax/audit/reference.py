@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
-from ssmax.audit.configs import read_config
 from ssmax.audit.scales import Scale
-from ssmax.hf.sources import read_by_transformers, whole_files
+from ssmax.hf.sources import read_by_transformers, read_config, whole_files
 from ssmax.hf.written_config import KEY
 
 NAME = "ssmax_audit"

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ssmax.audit.configs import text_config
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import window_of
 from ssmax.hf.written_config import KEY
@@ -28,6 +27,11 @@ class Scale:
     """True for the attention layers that are scaled."""
     switch_off: Callable[[Any], None] = lambda model: None
     """Makes a model of Transformers leave out the scale that it applies by itself."""
+
+
+def text_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Find the part of a config that describes the model of text."""
+    return values.get("text_config") or values
 
 
 def find_scale(values: dict[str, Any]) -> Scale:
@@ -73,17 +77,18 @@ def _steps_of_positions(text: dict[str, Any]) -> Scale | None:
     found = {}
     for name in ("rope_parameters", "rope_scaling"):
         rope = text.get(name)
-        if isinstance(rope, dict) and rope.get("llama_4_scaling_beta"):
+        if isinstance(rope, dict) and rope.get("llama_4_scaling_beta") is not None:
             length = rope.get("original_max_position_embeddings")
             found[f"llama_4_scaling_beta of {name}"] = (rope["llama_4_scaling_beta"], length)
     own = text.get("llama_4_scaling")
-    if isinstance(own, dict) and own.get("beta"):
+    if isinstance(own, dict) and own.get("beta") is not None:
         found["llama_4_scaling"] = (own["beta"], own.get("original_max_position_embeddings"))
     if not found:
         return None
     if len(set(found.values())) > 1:
         raise UsageError(f"this config declares two scales that differ: {found}; remove one")
     (where, (beta, length)), *_ = found.items()
+    _check_beta(where, beta)
     if not length:
         raise UsageError(f"this config has {where} and no original_max_position_embeddings")
 
@@ -102,12 +107,21 @@ def _steps_of_positions(text: dict[str, Any]) -> Scale | None:
     )
 
 
+def _check_beta(where: str, beta: float) -> None:
+    if beta == 0:
+        raise UsageError(
+            f"this config declares a beta of 0 ({where}), a factor of 1 everywhere: an engine that "
+            "drops it computes the same, so that there is nothing to audit"
+        )
+
+
 def _llama4(text: dict[str, Any]) -> Scale | None:
     """Find the scale of Llama 4, whose layers with rotation have none."""
     is_llama4 = text["model_type"].startswith("llama4")
     if not text.get("attn_temperature_tuning", is_llama4):
         return None
     beta, length = text.get("attn_scale", 0.1), int(text.get("floor_scale", 8192))
+    _check_beta("attn_scale", beta)
 
     def switch_off(model: Any) -> None:
         for module in model.modules():

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ssmax._extras import require
-from ssmax.audit.configs import read_config, text_config
+from ssmax.audit.scales import text_config
 from ssmax.errors import UsageError
+from ssmax.hf.sources import read_config
 from ssmax.hf.written_config import KEY
 
 LAYERS = 4

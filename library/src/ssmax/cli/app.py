@@ -6,7 +6,6 @@ import typer
 
 import ssmax
 from ssmax.cli.audit import audit
-from ssmax.cli.bench import bench
 from ssmax.cli.convert import convert
 from ssmax.cli.doctor import doctor
 from ssmax.cli.export import export
@@ -21,7 +20,7 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Scalable-Softmax (SSMax): convert, extend, export, serve and audit models.",
 )
-for _verb in (convert, extend, export, serve, audit, bench, doctor):
+for _verb in (convert, extend, export, serve, audit, doctor):
     app.command()(_verb)
 
 Version = Annotated[

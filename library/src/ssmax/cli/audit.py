@@ -39,7 +39,7 @@ def audit(
 ) -> int:
     """Check which engines apply a model's attention temperature."""
     from ssmax._engines import ENGINES, parse
-    from ssmax.audit.configs import read_config
+    from ssmax.hf.sources import read_config
 
     read_config(model)
     for text in engine or ():

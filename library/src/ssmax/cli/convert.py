@@ -2,19 +2,16 @@
 
 import dataclasses
 import json
-import logging
 from typing import Annotated, Any
 
 import typer
 
-from ssmax.cli.options import Json, Out
+from ssmax.cli.options import Adapter, Json, Model, Out
 from ssmax.errors import UsageError
-
-_logger = logging.getLogger(__name__)
 
 
 def convert(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, or name on the Hub.")],
+    model: Model,
     out: Out,
     init: Annotated[
         str, typer.Option(help="Where s and b start: identity, paper or anneal.")
@@ -38,56 +35,35 @@ def convert(
     attention: Annotated[
         str, typer.Option(help="Attention to convert: self, or all (cross attention too).")
     ] = "self",
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write s and b alone, a few kilobytes.")
-    ] = False,
+    adapter: Adapter = False,
     remote_code: Annotated[
         bool,
         typer.Option("--remote-code", help="Add a file of code, so that it loads without ssmax."),
     ] = False,
-    opens_as_softmax: Annotated[
-        bool,
-        typer.Option(
-            "--opens-as-softmax",
-            help="With --remote-code: where that code is not trusted, load as softmax "
-            "without s instead of failing.",
-        ),
-    ] = False,
     json_: Json = False,
 ) -> None:
     """Convert a Hugging Face model to SSMax, verify it and save it."""
-    from ssmax._extras import require
     from ssmax._files import check_empty, whole_folder
     from ssmax.hf.choices import check_choice, check_layers
-    from ssmax.hf.sources import check_source, check_typed
+    from ssmax.hf.sources import check_typed
 
     if adapter and remote_code:
         raise UsageError("--adapter writes s and b alone, without a model for --remote-code")
-    if opens_as_softmax and not remote_code:
-        raise UsageError("--opens-as-softmax is a choice of --remote-code; give both or neither")
     check_empty(out)
     # All that can be told before weights are read, which may take minutes.
     check_choice(rule, init, train_length, bias)
     check_layers(layers, attention)
-    check_source(model, of_an_adapter="give that model itself to ssmax convert")
-    check_typed(model)
-    transformers = require("transformers", install="ssmax[hf]", purpose="ssmax convert")
+    check_typed(model, of_an_adapter="give that model itself to ssmax convert")
     import ssmax.hf
+    from ssmax.hf.full_checkpoint import load_source
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
-    from ssmax.hf.written_config import CLASS_PREFIX
 
-    converted = _load(transformers, model)
-    # One that came with an s by another name has been given its place.
-    is_adopted = hasattr(converted.config, "ssmax")
-    if not is_adopted:
-        choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
-        ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
-    else:
-        _logger.warning(
-            f"{model} carries an s, which is kept; the options that choose one are not used"
-        )
-    unverified, about = "", {"layers": len(converted.config.ssmax["layers"])}
+    converted = load_source(model)
+    choice: Any = {"rule": rule, "init": init, "layers": layers, "attention": attention}
+    ssmax.hf.convert(converted, train_length=train_length, bias=bias, **choice)
+    record = converted.config.ssmax
+    unverified, about = "", {"layers": len(record["layers"])}
     try:
         about = dataclasses.asdict(ssmax.hf.verify(converted))
     except UnverifiedError as error:
@@ -99,10 +75,7 @@ def convert(
             ssmax.hf.save(converted, partial)
             how = f"ssmax.hf.load(base, {str(out)!r})"
         elif remote_code:
-            ssmax.hf.save_remote_code(converted, partial, opens_as_softmax=opens_as_softmax)
-            known = json.loads((partial / "config.json").read_text())["auto_map"]
-            own = f".{CLASS_PREFIX}{type(converted).__name__}"
-            auto = next(name for name in known if known[name].endswith(own))
+            auto = ssmax.hf.save_remote_code(converted, partial)
             how += (
                 ", which runs no code of the folder; people without ssmax who trust that code, "
                 f"with {auto}.from_pretrained({str(out)!r}, trust_remote_code=True)"
@@ -114,8 +87,7 @@ def convert(
     total = sum(parameter.numel() for parameter in converted.parameters())
     ours = sum(p.numel() for name, p in converted.named_parameters() if ".ssmax." in name)
     if json_:
-        how_converted = {name: converted.config.ssmax[name] for name in ("rule", "init")}
-        about |= {"verified": not unverified, **how_converted, "adopted": is_adopted}
+        about |= {"verified": not unverified, "rule": record["rule"], "init": record["init"]}
         print(json.dumps({"out": str(out), "learned": ours, "parameters": total, **about}))
         return
     print(
@@ -125,18 +97,3 @@ def convert(
     if unverified:
         print(f"not verified: {unverified}")
     print(f"{out}: load it with {how}")
-
-
-def _load(transformers: Any, source: str) -> Any:
-    from ssmax.hf.foreign import load_with_s
-    from ssmax.hf.sources import converted_already, read_by_transformers
-    from ssmax.hf.written_config import KEY
-
-    with read_by_transformers(source):
-        values, _ = transformers.PretrainedConfig.get_config_dict(source)
-        if KEY in values:
-            raise converted_already(source)
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    names = config.architectures or []
-    kind = getattr(transformers, names[0], None) if names else None
-    return load_with_s(kind or transformers.AutoModelForCausalLM, source, dtype="auto")

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
-import itertools
 import json
 import os
 import platform
@@ -11,19 +10,16 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from ssmax._extras import how_to
 from ssmax.cli.options import Json
 
-ENOUGH_GIB = 5.0
-"""Of disk: what a study of the quick preset writes, with room to spare."""
 TESTED = {"python": ((3, 11), (3, 12)), "torch": ((2, 11), (2, 13)), "triton": ((3, 6), (3, 9))}
 """The oldest and the newest release that the tests ran with; docs/versions.md tells where.
 Transformers' stand in `ssmax.hf`, which refuses older ones."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Check:
     """One thing that was looked at."""
 
@@ -50,35 +46,28 @@ def doctor(json_: Json = False) -> int:
 
 def examine() -> Iterator[Check]:
     """Run every check; one that fails is a finding, not an error."""
-    for look in (_python, _torch, _device, _kernels, _transformers, _compiler, _extras, _disk):
+    for look in (_python, _torch, _device, _kernels, _transformers, _compiler, _extras):
         try:
             yield from look()
         except Exception as error:  # a broken part must not hide the others
-            name = look.__name__.strip("_")
-            yield Check(name=name, state="broken", found=f"{type(error).__name__}: {error}")
+            yield Check(look.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")
 
 
 def _python() -> Iterator[Check]:
-    version = platform.python_version()
+    version, system = platform.python_version(), platform.system()
     yield _versioned("python", version, f"{version}, {platform.machine()}")
-    system = platform.system()
     if system == "Linux":
-        yield Check(name="system", state="fine", found=system)
+        yield Check("system", "fine", system)
     else:
-        found = f"{system}: the tests ran on Linux alone"
-        yield Check(name="system", state="untested", found=found)
-    yield Check(name="ssmax", state="fine", found=importlib.metadata.version("ssmax"))
+        yield Check("system", "untested", f"{system}: the tests ran on Linux alone")
+    yield Check("ssmax", "fine", importlib.metadata.version("ssmax"))
 
 
 def _torch() -> Iterator[Check]:
     import torch
 
-    if torch.version.hip:
-        build = f"ROCm {torch.version.hip}"
-    elif torch.version.cuda:
-        build = f"CUDA {torch.version.cuda}"
-    else:
-        build = "without CUDA"
+    hip, cuda = torch.version.hip, torch.version.cuda
+    build = f"ROCm {hip}" if hip else f"CUDA {cuda}" if cuda else "without CUDA"
     yield _versioned("torch", torch.__version__, f"{torch.__version__}, {build}")
 
 
@@ -86,27 +75,24 @@ def _device() -> Iterator[Check]:
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = f"{usable} of {os.cpu_count()} for this process"
-    yield Check(name="cores", state="fine", found=found)
+    yield Check("cores", "fine", f"{usable} of {os.cpu_count()} for this process")
     if torch.backends.mps.is_available():
         found = "Apple's, by MPS: the commands and the Triton kernels do not use it"
         advice = "in Python tensors and models on 'mps' go through torch's own attention"
-        yield Check(name="gpu", state="untested", found=found, advice=advice)
-        return
-    if not torch.cuda.is_available():
+        yield Check("gpu", "untested", found, advice)
+    elif not torch.cuda.is_available():
         advice = "everything runs on the CPU; the presets small, gpu and paper are made for a GPU"
-        yield Check(name="gpu", state="missing", found="none that torch can use", advice=advice)
-        return
-    is_amd = torch.version.hip is not None
-    for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
-        yield Check(
-            name=f"gpu {index}",
-            state="untested" if is_amd else "fine",
-            found=f"{found}; the kernels ran on NVIDIA alone" if is_amd else found,
-            advice="ssmax_attention(backend='math') is torch's own operators" if is_amd else "",
-        )
+        yield Check("gpu", "missing", "none that torch can use", advice)
+    else:
+        for index in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(index)
+            found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
+            if torch.version.hip is None:
+                yield Check(f"gpu {index}", "fine", found)
+            else:
+                found += "; the kernels ran on NVIDIA alone"
+                advice = "ssmax_attention(backend='math') is torch's own operators"
+                yield Check(f"gpu {index}", "untested", found, advice)
 
 
 def _kernels() -> Iterator[Check]:
@@ -114,20 +100,17 @@ def _kernels() -> Iterator[Check]:
 
     # By its module: builds for ROCm have another name.
     if importlib.util.find_spec("triton") is None:
+        found = "not installed: the fused kernels have their reference implementations instead"
         on_linux = platform.system() == "Linux"
-        yield Check(
-            name="triton",
-            state="missing",
-            found="not installed: the fused kernels have their reference implementations instead",
-            advice=how_to("ssmax[triton]") if on_linux else "there is none for this system",
-        )
+        advice = how_to("ssmax[triton]") if on_linux else "there is none for this system"
+        yield Check("triton", "missing", found, advice)
         return
     import triton
 
     version = triton.__version__
     if not torch.cuda.is_available():
         found = f"{version}; its kernels need a GPU, the reference implementations run here"
-        yield Check(name="triton", state="fine", found=found)
+        yield Check("triton", "fine", found)
         return
     from ssmax import rope_scale, rope_tables
 
@@ -140,7 +123,7 @@ def _kernels() -> Iterator[Check]:
     if error < 1e-5:
         yield _versioned("triton", version, found)
     else:
-        yield Check(name="triton", state="broken", found=found)
+        yield Check("triton", "broken", found)
 
 
 def _transformers() -> Iterator[Check]:
@@ -149,61 +132,50 @@ def _transformers() -> Iterator[Check]:
         from ssmax.hf.hook import NEWEST, OLDEST
 
         version = importlib.metadata.version("transformers")
-        yield _versioned("transformers", version, version, tested=(OLDEST, NEWEST))
+        yield _versioned("transformers", version, version, (OLDEST, NEWEST))
 
 
 def _versioned(
-    name: str,
-    version: str,
-    found: str,
-    *,
-    tested: tuple[tuple[int, int], tuple[int, int]] | None = None,
+    name: str, version: str, found: str, tested: tuple[tuple[int, int], ...] | None = None
 ) -> Check:
     """A release between those that were tested is fine, a later one untested, an older broken."""
     oldest, newest = tested or TESTED[name]
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < oldest:
-        advice = f"ssmax needs {oldest[0]}.{oldest[1]} or later"
-        return Check(name=name, state="broken", found=found, advice=advice)
+        return Check(name, "broken", found, f"ssmax needs {oldest[0]}.{oldest[1]} or later")
     if numbers > newest:
         advice = f"the tests ran with {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
-        return Check(name=name, state="untested", found=found, advice=advice)
-    return Check(name=name, state="fine", found=found)
+        return Check(name, "untested", found, advice)
+    return Check(name, "fine", found)
 
 
 def _compiler() -> Iterator[Check]:
     words = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    # As "ccache g++ -O2": the compiler stands behind its wrappers and before its options.
-    programs = itertools.takewhile(lambda word: not word.startswith("-"), words)
-    path = next(filter(None, map(shutil.which, reversed(list(programs)))), None)
+    path = shutil.which(words[0])
     if path is None:
         found = "no C++ compiler: torch.compile cannot make code for the CPU"
-        yield Check(name="compiler", state="missing", found=found, advice="install g++ or clang++")
+        yield Check("compiler", "missing", found, "install g++ or clang++")
     else:
-        yield Check(name="compiler", state="fine", found=path)
+        yield Check("compiler", "fine", path)
 
 
 def _extras() -> Iterator[Check]:
     for package in ("ssmax", "ssmax-lab"):
         if not _is_installed(package):
-            yield Check(
-                name=package, state="missing", found="not installed", advice=how_to(package)
-            )
+            yield Check(package, "missing", "not installed", how_to(package))
             continue
         about = importlib.metadata.metadata(package)
-        requirements = importlib.metadata.requires(package) or []
         for extra in about.get_all("Provides-Extra") or []:
             names = [
                 re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0]
-                for requirement in requirements
+                for requirement in importlib.metadata.requires(package) or []
                 if re.search(rf"extra == ['\"]{extra}['\"]", requirement)
             ]
-            missing = [name for name in names if not _is_installed(name)]
-            state, found = (
-                ("missing", f"lacks {', '.join(missing)}") if missing else ("fine", "all there")
-            )
             what = f"{package}[{extra}]"
-            yield Check(name=what, state=state, found=found, advice=how_to(what) if missing else "")
+            if missing := [name for name in names if not _is_installed(name)]:
+                yield Check(what, "missing", f"lacks {', '.join(missing)}", how_to(what))
+            else:
+                yield Check(what, "fine", "all there")
 
 
 def _is_installed(name: str) -> bool:
@@ -212,20 +184,3 @@ def _is_installed(name: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _disk() -> Iterator[Check]:
-    here = Path.cwd()
-    free = shutil.disk_usage(here).free / 2**30
-    if not os.access(here, os.W_OK):
-        yield Check(
-            name="disk", state="broken", found=f"{here} cannot be written", advice="go elsewhere"
-        )
-        return
-    is_enough = free >= ENOUGH_GIB
-    yield Check(
-        name="disk",
-        state="fine" if is_enough else "missing",
-        found=f"{free:.1f} GiB free here",
-        advice="" if is_enough else f"a quick study wants {ENOUGH_GIB:g} GiB",
-    )

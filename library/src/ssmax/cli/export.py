@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,13 +23,7 @@ _CHARACTERS_PER_TOKEN = 8
 
 
 def export(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL",
-            help="Folder of a converted model.",
-        ),
-    ],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of a converted model.")],
     out: Out,
     to: Annotated[str, typer.Option(help="Form: hf, ministral, gguf, onnx or torch-export.")],
     weights: Annotated[
@@ -42,7 +36,7 @@ def export(
         ),
     ] = False,
     check_tokens: Annotated[
-        int, typer.Option(help="Number of tokens to compare with the source on.")
+        int, typer.Option(min=2, help="Number of tokens to compare with the source on.")
     ] = 20_000,
     text: Annotated[
         Path | None, typer.Option(help="Text to compare on; by default Python's own sources.")
@@ -51,19 +45,19 @@ def export(
 ) -> None:
     """Write a model in a form that other engines run, and check it."""
     from ssmax.export.forms import TOKENIZER, check_choice, check_exportable
+    from ssmax.hf.written_config import KEY
 
-    if check_tokens < 2:
-        raise UsageError(f"--check-tokens must be at least 2, got {check_tokens}")
     check_choice(out, to, weights, fit)
     if text is not None and not text.is_file():
         raise UsageError(f"there is no file {text}")
-    check_exportable(model)
+    if KEY not in check_exportable(model):
+        raise UsageError(f"{model} is not converted; ssmax convert {model} OUT does that")
     has_tokenizer = (model / TOKENIZER).is_file()
     if text is not None and not has_tokenizer:
         raise UsageError("--text needs a tokenizer, and none came with this model")
     from ssmax.export.exporting import export
 
-    prompt = _prompt(model, text, check_tokens) if has_tokenizer else _drawn(model, check_tokens)
+    prompt = _prompt(model, text, check_tokens) if has_tokenizer else check_tokens
     _logger.info(f"writing {to}")
     show = functools.partial(log_progress, _logger, "checked token")
     done = export(model, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
@@ -72,19 +66,6 @@ def export(
         print(json.dumps({"out": str(out), "to": to, "weights": weights, "how": done.how, **about}))
     else:
         print(_told(done, is_text=has_tokenizer))
-
-
-def _drawn(source: Path, length: int) -> list[int]:
-    """Draw tokens to compare on where no tokenizer is known."""
-    import torch
-
-    from ssmax.export.forms import CONFIG
-
-    values: dict[str, Any] = json.loads((source / CONFIG).read_text())
-    size = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size")
-    if not size:
-        raise UsageError(f"{source / CONFIG} must say vocab_size; give the folder of a whole model")
-    return torch.randint(size, (length,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def _prompt(source: Path, text: Path | None, length: int) -> list[int]:

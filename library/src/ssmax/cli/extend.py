@@ -1,5 +1,6 @@
 """`ssmax extend`: a Hugging Face model in, one for longer contexts out."""
 
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -8,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ssmax.cli.options import Json, Out
+from ssmax.cli.options import Adapter, Json, Model, Out
 from ssmax.errors import UsageError
 
 
 def extend(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")],
+    model: Model,
     out: Out,
     to: Annotated[int, typer.Option(metavar="TOKENS", help="The longest context to read.")],
     positions: Annotated[
@@ -30,30 +31,28 @@ def extend(
         int | None,
         typer.Option(help="The length the model was trained at; by default as its config says."),
     ] = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write the change alone, a few kilobytes.")
-    ] = False,
+    adapter: Adapter = False,
     json_: Json = False,
 ) -> None:
     """Extend the context of a Hugging Face model, with nothing trained."""
-    from ssmax._extras import require
     from ssmax._files import check_empty, whole_folder
     from ssmax.hf.choices import check_extension
-    from ssmax.hf.sources import check_source, check_typed
+    from ssmax.hf.sources import check_typed
 
     check_empty(out)
-    scale = _number_or_name(sharpen)
+    scale: str | float = sharpen
+    with contextlib.suppress(ValueError):
+        scale = float(sharpen)
     # All that can be told before weights are read, which may take minutes.
     check_extension(to, positions, scale, train_length)
-    check_source(model, of_an_adapter="give that model itself to ssmax extend")
-    check_typed(model)
-    transformers = require("transformers", install="ssmax[hf]", purpose="ssmax extend")
+    check_typed(model, of_an_adapter="give that model itself to ssmax extend")
     import ssmax.hf
     from ssmax.hf.conversion import Conversion
+    from ssmax.hf.full_checkpoint import load_source
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
 
-    extended = _load(transformers, model)
+    extended = load_source(model, may_be_converted=True)
     choice: Any = {"positions": positions, "sharpen": scale, "train_length": train_length}
     done = ssmax.hf.extend(extended, to, **choice)
     has_scale = Conversion.of(extended) is not None
@@ -82,49 +81,28 @@ def extend(
         return
     print(f"{type(extended).__name__}: from {done.train_length:,} to {done.to:,} tokens")
     print(f"positions: {_rotation(done)}")
-    print(f"queries: {_scale(done.sharpen, done.train_length)}")
+    scales = {"none": "as they were", "clamp": f"x max(1, log n / log {done.train_length})",
+              "yarn": "x YaRN's temperature"}  # fmt: skip
+    print(f"queries: {scales.get(done.sharpen, f'x {done.sharpen}')}")
     if unverified:
         print(f"not verified: {unverified}")
-    print(f"{out}: load it with {_how(out, adapter=adapter, has_scale=has_scale)}")
-    against = f"--hf {shlex.quote(model)}" + (
-        f" --adapter {shlex.quote(str(out))}" if adapter else f" {shlex.quote(str(out))}"
-    )
-    print(f"whether it is worth having: ssmax-lab evaluate {against}")
-
-
-def _number_or_name(sharpen: str) -> str | float:
-    try:
-        return float(sharpen)
-    except ValueError:
-        return sharpen
-
-
-def _load(transformers: Any, source: str) -> Any:
-    """Load a model, converted or not, by the class that was saved."""
-    import ssmax.hf
-    from ssmax.hf.foreign import load_with_s
-    from ssmax.hf.sources import read_by_transformers
-    from ssmax.hf.written_config import KEY
-
-    with read_by_transformers(source):
-        values, _ = transformers.PretrainedConfig.get_config_dict(source)
-        if KEY in values:
-            return ssmax.hf.from_pretrained(source, dtype="auto")
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    names = config.architectures or []
-    kind = getattr(transformers, names[0], None) if names else None
-    return load_with_s(kind or transformers.AutoModelForCausalLM, source, dtype="auto")
+    if adapter:
+        how = f"ssmax.hf.load(base, {str(out)!r})"
+    elif has_scale:
+        how = f"ssmax.hf.from_pretrained({str(out)!r})"
+    else:
+        how = f"AutoModelForCausalLM.from_pretrained({str(out)!r}); it needs no ssmax"
+    print(f"{out}: load it with {how}")
+    against = [model, "--adapter", str(out)] if adapter else [model, str(out)]
+    print(f"whether it is worth having: ssmax-lab evaluate --hf {shlex.join(against)}")
 
 
 def _lengthen_tokenizer(folder: Path, to: int) -> None:
     """Let a tokenizer that cuts texts at the trained length cut them at the new one."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_text()) if path.is_file() else {}
     if isinstance(values.get("model_max_length"), int) and values["model_max_length"] < to:
-        values["model_max_length"] = to
-        path.write_text(json.dumps(values, indent=2) + "\n")
+        path.write_text(json.dumps({**values, "model_max_length": to}, indent=2) + "\n")
 
 
 def _rotation(done: Any) -> str:
@@ -138,19 +116,3 @@ def _rotation(done: Any) -> str:
         for limit in (done.rope_limit_before, done.rope_limit)
     )
     return f"{what}; RoPE limit before: {before}, after: {after}"
-
-
-def _scale(sharpen: str, train_length: int) -> str:
-    if sharpen == "none":
-        return "as they were"
-    if sharpen == "clamp":
-        return f"x max(1, log n / log {train_length})"
-    return "x YaRN's temperature" if sharpen == "yarn" else f"x {sharpen}"
-
-
-def _how(out: Path, *, adapter: bool, has_scale: bool) -> str:
-    if adapter:
-        return f"ssmax.hf.load(base, {str(out)!r})"
-    if has_scale:
-        return f"ssmax.hf.from_pretrained({str(out)!r})"
-    return f"AutoModelForCausalLM.from_pretrained({str(out)!r}); it needs no ssmax"

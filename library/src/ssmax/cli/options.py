@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
+Adapter = Annotated[
+    bool, typer.Option("--adapter", help="Write the change alone, a few kilobytes.")
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu or cuda; by default cuda where there is a GPU.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, or a name on the Hub.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="An empty folder, or a new one.")]
 
 

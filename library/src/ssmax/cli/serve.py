@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,8 @@ from ssmax.errors import MachineError, UsageError
 _logger = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 SECONDS_TO_STOP = 10.0
+TOKENIZERS = ("tokenizer*", "vocab.*", "*.model", "tekken.json")
+"""Files that tokenizers are made of."""
 SERVERS: dict[str, Engine] = {
     "vllm": ENGINES["vllm"],
     "transformers": replace(
@@ -59,20 +61,19 @@ class Server:
 
     def command(self) -> list[str]:
         """Make the command line that starts it."""
-        shared = ["--host", HOST, "--port", str(self.port), "--dtype", self.dtype]
-        if self.needs_code:
-            shared.append("--trust-remote-code")
+        name, code = self.folder.name, ["--trust-remote-code"] if self.needs_code else []
         if self.engine == "transformers":
-            module, name = "transformers.cli.transformers", self.folder.name
-            return [self.python, "-m", module, "serve", name, *shared, *self.options]
-        # The command `vllm serve` asks for the metadata of a package called vllm, which builds of
-        # others do not have; its module is the same server.
-        named = ["--model", str(self.folder), "--served-model-name", self.folder.name]
-        # Beside this package vLLM has its plugin, and classes of its own for most families.
-        if self.needs_code and self.python != sys.executable:
-            named += ["--model-impl", "transformers"]
-        module = "vllm.entrypoints.openai.api_server"
-        return [self.python, "-m", module, *named, *shared, *self.options]
+            start = ["transformers.cli.transformers", "serve", name]
+        else:
+            # The command `vllm serve` asks for the metadata of a package called vllm, which builds
+            # of others do not have; its module is the same server.
+            start = ["vllm.entrypoints.openai.api_server", "--model", str(self.folder)]
+            start += ["--served-model-name", name]
+            # Beside this package vLLM has its plugin, and classes of its own for most families.
+            if self.needs_code and self.python != sys.executable:
+                code += ["--model-impl", "transformers"]
+        shared = ["--host", HOST, "--port", str(self.port), "--dtype", self.dtype]
+        return [self.python, "-m", *start, *shared, *code, *self.options]
 
     def environment(self) -> dict[str, str]:
         """Make its environment: a key is in there, since others can read command lines."""
@@ -99,7 +100,7 @@ def serve(
             "default the first that is installed."
         ),
     ] = None,
-    port: Annotated[int, typer.Option(help=f"Port on {HOST}.")] = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help=f"Port on {HOST}.")] = 8000,
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16; by default the engine's choice.")
     ] = "auto",
@@ -112,6 +113,7 @@ def serve(
     from ssmax.export.forms import check_exportable
 
     check_exportable(model)
+    _check_tokenizer(model, options or ())
     name, python = _choose(engine, api_key)
     _check_port(port)
     # Its name is what clients ask for, and transformers serve splits names at "@" and ":".
@@ -156,9 +158,17 @@ def _choose(wanted: str | None, key: str | None) -> tuple[str, str]:
     raise UsageError(f"no engine is installed that could serve: {ways}")
 
 
+def _check_tokenizer(model: Path, options: Sequence[str]) -> None:
+    """Raise where an engine could read no prompt: it would fail after minutes, or at the first."""
+    has_one = any(True for pattern in TOKENIZERS for _ in model.glob(pattern))
+    if not has_one and not any("tokenizer" in option for option in options):
+        raise UsageError(
+            f"{model} holds no tokenizer, so that no engine could read a prompt; save the one of "
+            f"its base there: AutoTokenizer.from_pretrained(BASE).save_pretrained({str(model)!r})"
+        )
+
+
 def _check_port(port: int) -> None:
-    if not 0 < port < 65_536:
-        raise UsageError(f"--port must be 1 to 65535, got {port}")
     with socket.socket() as free:
         # As servers do: one that has just ended holds its port for a minute otherwise.
         free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

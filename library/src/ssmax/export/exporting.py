@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from ssmax._files import whole_folder
 from ssmax.errors import UsageError
 from ssmax.export import card, checking, gguf_file, graphs, sessions
-from ssmax.export.folding import Folded, fold, llama_form
+from ssmax.export.folding import fold, llama_form
 from ssmax.export.forms import (
     CONFIG,
     GGUF,
     ONNX,
-    POSITIONS,
     PROGRAM,
     TOKENIZER,
     check_choice,
@@ -26,12 +25,10 @@ from ssmax.export.forms import (
 from ssmax.export.ministral import as_ministral
 from ssmax.export.vocabulary import gguf_vocabulary
 from ssmax.hf.conversion import must_be_converted
+from ssmax.hf.full_checkpoint import from_pretrained
 from ssmax.hf.inputs import copy_inputs
 from ssmax.hf.positions import learned_positions
 from ssmax.hf.remote_code import save_remote_code
-
-DRAWN = 1024
-"""Tokens of the check where there is no prompt."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +58,15 @@ def export(
     to: str,
     weights: str = "float32",
     fit: bool = False,
-    prompt: Sequence[int] | None = None,
+    prompt: Sequence[int] | int = 1024,
     tokenizer: str | None = None,
     progress: checking.Progress | None = None,
 ) -> Exported:
     """Write a converted model, or the one in a folder, as `to`, one of FORMS, into a new folder.
 
-    What was written is loaded again and compared with the source on the tokens of `prompt`, in
-    chunks and then token by token, as many as it has learned positions for; tokens are drawn where
-    there are none. Nothing is left behind where it disagrees. `weights` are those of GGUF: float32,
+    What was written is loaded again and compared with the source on the tokens of `prompt`, or on
+    so many that are drawn, in chunks and then token by token, as many as it has learned positions
+    for. Nothing is left behind where it disagrees. `weights` are those of GGUF: float32,
     bfloat16 or q8_0. `fit` gives up the heads' biases for the nearest form without. `tokenizer` is
     the content of a tokenizer.json; a folder has its own.
     """
@@ -112,8 +109,6 @@ def read_tokenizer(folder: Path) -> str | None:
 
 
 def _load(source: Path, to: str) -> Any:
-    from ssmax.hf import from_pretrained
-
     check_exportable(source)
     # Graphs and GGUF's folding are made in float32; the others keep the dtype.
     return from_pretrained(source, dtype="auto" if to in ("hf", "ministral") else torch.float32)
@@ -134,11 +129,12 @@ def _write(
         if (context := _context(model, checked)) != values.get("max_position_embeddings", context):
             values["max_position_embeddings"] = context
             (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
-        return _Written(how="kept as parameters", opened=lambda: _open_converted(folder))
+        return _Written(
+            how="kept as parameters",
+            opened=lambda: sessions.session(from_pretrained(folder, dtype="auto").eval()),
+        )
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
-        if (longest := learned_positions(model)) is not None:
-            (folder / POSITIONS).write_text(json.dumps({"positions": longest}))
         if to == "onnx":
             graphs.write_onnx(graph, folder / ONNX)
             path, opened = folder / ONNX, sessions.onnx_session
@@ -154,8 +150,15 @@ def _write(
     context = _context(model, checked)
     how = f"folded into W_q: {folded.how} (beta = {folded.beta:g})"
     if to == "ministral":
-        as_ministral(folded, context=context).save_pretrained(folder)
-        return _Written(how=how, opened=lambda: _open_ministral(folder), is_exact=folded.is_exact)
+        stock = as_ministral(folded, context=context)
+        stock.save_pretrained(folder)
+        return _Written(
+            how=how,
+            opened=lambda: sessions.session(
+                type(stock).from_pretrained(folder, dtype="auto").eval()
+            ),
+            is_exact=folded.is_exact,
+        )
     path = folder / GGUF
     vocabulary = None
     if tokenizer is not None:
@@ -164,9 +167,16 @@ def _write(
         end = end[0] if isinstance(end, list) else end
         vocabulary = gguf_vocabulary(tokenizer, size, end)
     gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
+
+    def opened() -> sessions.Session:
+        """Load the weights as they were stored into the architecture that llama.cpp runs."""
+        stored = gguf_file.read_weights(path, folded.config)
+        stored = dataclasses.replace(folded, weights=stored)
+        return sessions.session(as_ministral(stored, context=context))
+
     return _Written(
         how=how,
-        opened=lambda: _open_gguf(path, folded, context),
+        opened=opened,
         is_exact=folded.is_exact and weights == "float32",
     )
 
@@ -184,30 +194,11 @@ def _context(model: Any, checked: int) -> int:
     return max(limit, checked) if is_free and limit == trained else limit
 
 
-def _open_converted(folder: Path) -> sessions.Session:
-    from ssmax.hf import from_pretrained
-
-    return sessions.session(from_pretrained(folder, dtype="auto").eval())
-
-
-def _open_ministral(folder: Path) -> sessions.Session:
-    from transformers import AutoModelForCausalLM
-
-    return sessions.session(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval())
-
-
-def _open_gguf(path: Path, folded: Folded, context: int) -> sessions.Session:
-    """Load the weights as they were stored into the architecture that llama.cpp calls mistral3."""
-    weights = gguf_file.read_weights(path, folded.config)
-    stored = dataclasses.replace(folded, weights=weights)
-    return sessions.session(as_ministral(stored, context=context))
-
-
-def _tokens(model: Any, prompt: Sequence[int] | None) -> Tensor:
-    size, longest = model.config.vocab_size, learned_positions(model)
-    if prompt is None:
-        length = DRAWN if longest is None else min(DRAWN, longest)
-        return torch.randint(size, (1, length), generator=torch.Generator().manual_seed(0))
+def _tokens(model: Any, prompt: Sequence[int] | int) -> Tensor:
+    size, longest = model.config.get_text_config().vocab_size, learned_positions(model)
+    if isinstance(prompt, int):
+        drawn = torch.randint(size, (prompt,), generator=torch.Generator().manual_seed(0))
+        return drawn[:longest].unsqueeze(0)
     tokens = torch.as_tensor(prompt, dtype=torch.int64)
     if tokens.dim() != 1 or tokens.numel() < 2:
         raise UsageError(f"prompt must be a list of at least 2 tokens, got {tuple(tokens.shape)}")

@@ -1,20 +1,18 @@
 """The forms that a model is exported in and the names of their files. Without torch."""
 
-import json
 from pathlib import Path
+from typing import Any
 
 from ssmax._files import check_empty
 from ssmax.errors import UsageError
-from ssmax.hf.sources import check_source
+from ssmax.hf.sources import MODEL_CONFIG as CONFIG
+from ssmax.hf.sources import read_config
 
 FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 GGUF = "model.gguf"
 GGUF_WEIGHTS = ("float32", "bfloat16", "q8_0")
 ONNX, PROGRAM = "model.onnx", "model.pt2"
 TOKENIZER = "tokenizer.json"
-POSITIONS = "positions.json"
-"""Beside a graph whose positions end: how many were learned."""
-CONFIG = "config.json"
 _PEFT = "adapter_config.json"
 """What PEFT writes beside the weights of an adapter."""
 
@@ -34,31 +32,12 @@ def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
     check_empty(folder)
 
 
-def check_exportable(folder: Path) -> None:
-    """Raise on what is no folder of a Hugging Face model, weights unread."""
-    then = "save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
-    loaded = f"(base, {str(folder)!r})"
-    check_source(folder, of_an_adapter=f"ssmax.hf.load{loaded}.{then}")
+def check_exportable(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a Hugging Face model's folder; raise on anything else."""
     if (folder / _PEFT).is_file() and not (folder / CONFIG).is_file():
         raise UsageError(
             f"{folder} holds PEFT's adapter without the model that it is for; "
-            f"PeftModel.from_pretrained{loaded}.merge_and_unload().{then}"
+            f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"
+            ".save_pretrained(OUT) makes a whole model of both; save the base's tokenizer there too"
         )
-    if not folder.is_dir():
-        raise UsageError(
-            f"there is no folder {folder}; give that of a converted model, which of a run of "
-            f"ssmax-lab ssmax-lab export {folder} OUT makes"
-        )
-    if not (folder / CONFIG).is_file():
-        raise UsageError(
-            f"{folder} is no model: it holds no {CONFIG}; give the folder of a converted model"
-        )
-    try:
-        values = json.loads((folder / CONFIG).read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{folder / CONFIG} is not JSON: {error}") from None
-    if not isinstance(values, dict) or "model_type" not in values:
-        raise UsageError(
-            f"{folder / CONFIG} describes no model of Transformers; of a run of ssmax-lab, "
-            f"ssmax-lab export {folder} OUT makes one"
-        )
+    return read_config(folder)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ssmax.hf.conversion import convert as convert
     from ssmax.hf.extension import extend as extend
     from ssmax.hf.extension import revert as revert
-    from ssmax.hf.foreign import adopt as adopt
     from ssmax.hf.full_checkpoint import from_pretrained as from_pretrained
     from ssmax.hf.remote_code import save_remote_code as save_remote_code
     from ssmax.hf.training import anneal as anneal
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ssmax.hf.verification import verify as verify
 
 _HOME_OF = {
-    "adopt": "foreign",
     "anneal": "training",
     "convert": "conversion",
     "freeze_all_but_ssmax": "training",

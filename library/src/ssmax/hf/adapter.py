@@ -67,7 +67,7 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
 def load(model: nn.Module, folder: str | Path) -> nn.Module:
     """Convert an unconverted base as it was stored and give it the stored s and b, in place."""
-    check_model_and_folder("load", model, folder)
+    check_unconverted(model)
     folder = Path(folder)
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise UsageError(f"{folder} holds no adapter: {CONFIG} and {WEIGHTS} belong there")
@@ -80,7 +80,6 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     if isinstance(values, dict):
         about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH, _EXTENSION)}
     record = Conversion.from_dict(values, where=str(folder / CONFIG))
-    check_unconverted(model)
     _check_same_model(folder, about, f"this {type(model).__name__}", _about(model, record))
     extension = Extension.from_dict(about.get(_EXTENSION), where=str(folder / CONFIG))
     if extension is not None and Extension.of(model) is not None:
@@ -91,15 +90,6 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     if extension is not None:
         extension.put(model)
     return model
-
-
-def check_model_and_folder(name: str, model: object, folder: object) -> None:
-    """Raise on a name instead of a model, and on the two in the wrong order."""
-    if not isinstance(model, nn.Module) or not isinstance(folder, str | Path):
-        raise UsageError(
-            f"ssmax.hf.{name}(model, folder) takes a model that Transformers has loaded, then a "
-            f"folder; got {type(model).__name__}, then {type(folder).__name__}"
-        )
 
 
 def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:

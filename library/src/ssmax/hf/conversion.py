@@ -79,28 +79,31 @@ class Conversion:
         cls, values: Any, *, where: str = "the conversion of this checkpoint"
     ) -> "Conversion":
         """Read it back; an unknown field is an error, so that nothing is lost silently."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(values, Mapping):
+        record = read_fields(cls, values, where)
+        is_list = isinstance(record.layers, list | tuple)
+        if not is_list or not all(isinstance(name, str) for name in record.layers):
             raise UsageError(
-                f"{where} must be an object with {', '.join(sorted(known))}, got {values!r}; it "
-                "was changed: save the converted model again"
+                f"the layers of {where} must be a list of names, got {record.layers!r}; it was "
+                "changed: save the converted model again"
             )
-        if set(values) != known:
-            odd = sorted(set(values) ^ known)
-            raise UsageError(f"{where} has other fields: {odd}")
-        layers = values["layers"]
-        is_list = isinstance(layers, list | tuple)
-        if not is_list or not all(isinstance(name, str) for name in layers):
+        if record.rule not in RULES:
             raise UsageError(
-                f"the layers of {where} must be a list of names, got {layers!r}; it was changed: "
-                "save the converted model again"
-            )
-        if values["rule"] not in RULES:
-            raise UsageError(
-                f"the model was converted with the rule {values['rule']!r}, which is not known "
+                f"the model was converted with the rule {record.rule!r}, which is not known "
                 "here: register it in ssmax.nn.RULES before loading"
             )
-        return cls(**{**values, "layers": tuple(values["layers"])})
+        return dataclasses.replace(record, layers=tuple(record.layers))
+
+
+def read_fields(kind: Any, values: Any, where: str) -> Any:
+    """Make a dataclass of exactly its fields, read from a file."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(values, Mapping) or set(values) != known:
+        came = sorted(values) if isinstance(values, Mapping) else values
+        raise UsageError(
+            f"{where} must be an object with {', '.join(sorted(known))}, got {came!r}; it was "
+            "changed: save the model again"
+        )
+    return kind(**values)
 
 
 def convert(
@@ -226,7 +229,9 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         is_wrapped = isinstance(getattr(model, "module", None), nn.Module)
         hint = "; convert the model inside it, before it is wrapped" if is_wrapped else ""
-        raise UsageError(f"convert takes a model of Transformers, got {type(model).__name__}{hint}")
+        raise UsageError(
+            f"ssmax.hf takes a model of Transformers, got {type(model).__name__}{hint}"
+        )
     if any(hasattr(module, "_orig_mod") for module in model.modules()):
         raise UsageError(
             "this model, or a part of it, is compiled already; convert it before torch.compile"
@@ -331,47 +336,38 @@ def _nothing_found(
             "goes through Transformers' attention interface, so it cannot be converted"
             + ("; it is quantised: load it without fused modules" if is_quantised else "")
         )
-    asked = "the function given as layers" if callable(layers) else f"layers={layers!r}"
-    if callable(layers):
-        way = "give one that says True for some of them"
-    else:
-        # Those that lead to a layer: windowed ones alone are not found by attention='all'.
-        choices = [("all", attention), (layers, "all"), ("all", "all")]
-        found = [
-            f"layers={each!r}, attention={which!r}"
-            for each, which in choices
-            if any(attention_modules(model, layers=each, attention=which))
-        ]
-        way = f"try {found[0]}"
+    way = "give a function that says True for some of them"
+    if not callable(layers):
+        has_windows = any(attention_modules(model, layers="all", attention=attention))
+        way = "try layers='all'" if has_windows else "try layers='all', attention='all'"
     return (
-        f"{name} has no attention layer for {asked}, attention={attention!r}; it has "
+        f"{name} has no attention layer for layers={layers!r}, attention={attention!r}; it has "
         f"{len(every)} in all, such as {next(iter(every))!r}: {way}"
     )
 
 
 def _check_readable(name: str, module: nn.Module) -> None:
     """Raise where n cannot be known, or the layer's own code bypasses the hook."""
-    what = f"{name} ({type(module).__name__})"
     leave_out = "leave it out: layers=a function that says False for it"
+    why = ""
     # Shifted windows: -100 is added to the position bias, so that no number means hidden.
     if type(module).__name__ == "SwinAttention":
-        raise UsageError(
-            f"{what} hides keys by a bias of -100, from which n cannot be counted; {leave_out}"
-        )
+        why = f"hides keys by a bias of -100, from which n cannot be counted; {leave_out}"
     # GPT-2's, and Decision Transformer's copy of it.
-    if getattr(module, "reorder_and_upcast_attn", False):
-        raise UsageError(
-            f"{what} was built with reorder_and_upcast_attn=True: in eager mode it computes "
-            "softmax by code of its own, past Transformers' attention interface, so that s would "
-            "do nothing; load the model with reorder_and_upcast_attn=False, an option of "
-            "from_pretrained and a line of config.json"
+    elif getattr(module, "reorder_and_upcast_attn", False):
+        why = (
+            "was built with reorder_and_upcast_attn=True, which in eager mode computes softmax "
+            "past Transformers' attention interface, so that s would do nothing; load the model "
+            "with reorder_and_upcast_attn=False"
         )
     # Sam's: what flash attention cannot do is done by SDPA, unasked.
-    if 'ALL_ATTENTION_FUNCTIONS["' in _source(type(module).forward):
-        raise UsageError(
-            f"{what} falls back from flash attention to SDPA past Transformers' attention "
-            f"interface, so that s would do nothing there; {leave_out}"
+    elif 'ALL_ATTENTION_FUNCTIONS["' in _source(type(module).forward):
+        why = (
+            "falls back from flash attention to SDPA past Transformers' attention interface, so "
+            f"that s would do nothing there; {leave_out}"
         )
+    if why:
+        raise UsageError(f"{name} ({type(module).__name__}) {why}")
 
 
 def _warn_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
@@ -395,15 +391,14 @@ def _warn_of_others(model: nn.Module, chosen: Mapping[str, nn.Module]) -> None:
 
 def _warn_of_own_scales(chosen: Mapping[str, nn.Module]) -> None:
     """Warn of layers that scale their query by its position already."""
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[str, list[str]] = {}
     for name, module in chosen.items():
-        own = own_scale(module)
-        if own is not None:
+        if own := own_scale(module):
             found.setdefault(own, []).append(name)
-    for (formula, way_out), names in found.items():
+    for what, names in found.items():
         warnings.warn(
-            f"{first_three(names)}: the query is multiplied by {formula} already, and SSMax's "
-            f"factor comes on top of it; {way_out}",
+            f"{first_three(names)}: the query is scaled by its position already, and SSMax's "
+            f"factor comes on top of it; {what}",
             stacklevel=3,
         )
 
@@ -466,20 +461,8 @@ def _num_heads(name: str, module: nn.Module) -> int:
         for attribute in ("num_heads", "num_attention_heads", "n_heads", "n_head"):
             found = getattr(owner, attribute, None)
             if isinstance(found, int) and found > 0:
-                _check_width(name, module, found)
                 return found
     raise UsageError(f"{name} ({type(module).__name__}) does not say how many heads it has")
-
-
-def _check_width(name: str, module: nn.Module, num_heads: int) -> None:
-    """Raise on a layer whose weights have other heads than its config."""
-    joined = getattr(getattr(module, "o_proj", None), "in_features", None)
-    width = getattr(module, "v_head_dim", None) or getattr(module, "head_dim", None)
-    if isinstance(joined, int) and isinstance(width, int) and joined != num_heads * width:
-        raise UsageError(
-            f"{name} has {joined / width:g} heads by its weights and {num_heads} by its config; a "
-            "layer whose heads are not those of its config has to give them as num_heads"
-        )
 
 
 def _split_with_the_heads(model: nn.Module, scales: Mapping[str, SSMaxScale]) -> None:

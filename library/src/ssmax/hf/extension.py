@@ -3,8 +3,7 @@
 import copy
 import dataclasses
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ssmax.hf.conversion import (
     convert,
     converted_modules,
     module_device,
+    read_fields,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
@@ -60,15 +60,7 @@ class Extension:
     @classmethod
     def from_dict(cls, values: Any, *, where: str) -> "Extension | None":
         """Read it back; None stays None."""
-        if values is None:
-            return None
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(values, Mapping) or set(values) != known:
-            raise UsageError(
-                f"{where} must be an object with {', '.join(sorted(known))}; it was changed: "
-                "extend the model as it was again"
-            )
-        return cls(**values)
+        return None if values is None else read_fields(cls, values, where)
 
     def put(self, model: Any) -> None:
         """Change the config and the tables of a model, and note it there."""
@@ -104,42 +96,48 @@ def extend(
     inner: Any = unwrapped(model)
     if Extension.of(inner) is not None:
         raise UsageError("this model was extended already; ssmax.hf.revert undoes it")
-    has_s = Conversion.of(inner) is not None
     if sharpen == "auto":
-        sharpen = "none" if has_s else "yarn"
+        sharpen = "yarn" if Conversion.of(inner) is None else "none"
     if sharpen != "none":
         check_unconverted(inner)
-    layers = _full_layers(inner)
     text = inner.config.get_text_config()
-    try:
-        kinds = _kinds(text, layers)
-    except UsageError:
-        if positions != "none":
-            raise
-        kinds = []
-    length = _train_length(text, kinds, train_length)
+    rotation = _Rotation(inner, text, train_length, is_kept=positions == "none")
+    length = rotation.length
     if to <= length:
         raise UsageError(
             f"to={to} is not longer than the {length} tokens that the model was trained at; give "
             "a longer context, or the true length as train_length"
         )
-    check_memory(inner, to)
-    choice = _Choice(inner, text, kinds, length, to)
-    factor, after = choice.made(positions, sharpen)
+    if positions == "auto":
+        positions = "none" if rotation.limit(None) >= to else "base"
+    factor, rope = 1.0, None
+    if positions == "yarn":
+        factor = to / length
+        rope = rotation.yarn(factor, keeps_temperature=sharpen == "yarn")
+    elif positions == "base":
+        factor = rotation.base_factor(to)
+        rope = rotation.base(factor)
+    after: dict[str, Any] = {"max_position_embeddings": to}
+    if rope is not None:
+        after["rope_parameters"] = rope
+    before_limit, limit = (
+        None if math.isinf(found) else round(found, 1)
+        for found in (rotation.limit(None), rotation.limit(rope))
+    )
     extension = Extension(
         to=to,
         train_length=length,
-        positions=choice.positions,
+        positions=positions,
         factor=factor,
         sharpen=str(sharpen),
-        rope_limit_before=_finite(choice.limit({})),
-        rope_limit=_finite(choice.limit(after)),
+        rope_limit_before=before_limit,
+        rope_limit=limit,
         before={name: copy.deepcopy(getattr(text, name)) for name in after},
         after=after,
     )
     scale: Any = sharpen
     if sharpen == "yarn":
-        scale = "none" if choice.positions == "yarn" else (0.1 * math.log(to / length) + 1) ** 2
+        scale = "none" if positions == "yarn" else (0.1 * math.log(to / length) + 1) ** 2
     if scale == "clamp":
         convert(inner, rule="clamp", train_length=length)
     elif scale != "none":
@@ -164,129 +162,118 @@ def revert(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Choice:
-    """The rotations that a model could have, and how far each carries."""
+class _Rotation:
+    """The rotation of a model's full attention layers, and those that it could have instead."""
 
-    def __init__(self, model: Any, text: Any, kinds: list[str | None], length: int, to: int):
-        self.text, self.kinds, self.length, self.to = text, kinds, length, to
-        self.rotary = [type(module) for module in _rotary_modules(model, text)]
-        self.positions = "none"
-        if kinds and not self.rotary:
+    def __init__(self, model: Any, text: Any, train_length: int | None, *, is_kept: bool) -> None:
+        self.text = text
+        layers = dict(attention_modules(model, layers="full", attention="self"))
+        if not layers:
+            has_windows = any(attention_modules(model, layers="all", attention="self"))
             raise UsageError(
-                f"{type(model).__name__} makes its rotations by code of its own, which cannot be "
-                "changed here; positions='none' leaves them"
+                f"all attention layers of this {type(model).__name__} have a window, which bounds "
+                "what they see at any length: there is nothing to extend"
+                if has_windows
+                else f"{type(model).__name__} has its own attention code, or none: none of its "
+                "layers goes through Transformers' attention interface, so it cannot be extended"
             )
-        self.trained = {kind: self._frequencies(text, kind) for kind in kinds}
+        self.kinds: list[str | None] = []
+        """Which of the config's rotations these layers have; [None] where it has one for all."""
+        self.makers = [type(module) for module in _rotary_modules(model, text)]
+        try:
+            self.kinds = _kinds(text, layers, self.makers)
+        except UsageError:
+            if not is_kept:
+                raise
+        self.length: int = train_length or self._train_length()
+        self.trained = {kind: self._frequencies(text, kind) for kind in self.kinds}
 
-    def made(self, positions: str, sharpen: str | float) -> tuple[float, dict[str, Any]]:
-        """Find the factor, and the values of the config that it changes."""
-        after: dict[str, Any] = {"max_position_embeddings": self.to}
-        if self.kinds and positions == "auto":
-            positions = "none" if self.limit({}) >= self.to else "base"
-        if positions == "none":
-            return 1.0, after
-        self.positions = positions
-        if positions == "yarn":
-            factor = self.to / self.length
-            return factor, after | {"rope_parameters": self._yarn(factor, sharpen)}
-        factor = self._base_factor()
-        return factor, after | {"rope_parameters": self._base(factor)}
-
-    def limit(self, changes: Mapping[str, Any]) -> float:
-        """Compute the RoPE limit under changed values of the config."""
-        if not self.kinds:
-            return math.inf
+    def limit(self, rope: dict[str, Any] | None) -> float:
+        """Compute the RoPE limit with other parameters of the rotation; None: its own."""
         config = copy.deepcopy(self.text)
-        for name, value in changes.items():
-            setattr(config, name, copy.deepcopy(value))
+        if rope is not None:
+            config.rope_parameters = copy.deepcopy(rope)
         return min(
-            frequency_limit(self.length, self.trained[kind], self._frequencies(config, kind))
-            for kind in self.kinds
+            (
+                frequency_limit(self.length, self.trained[kind], self._frequencies(config, kind))
+                for kind in self.kinds
+            ),
+            default=math.inf,
         )
 
-    def _frequencies(self, config: Any, kind: str | None) -> list[float]:
-        made = self.rotary[0](config)
-        return getattr(made, "inv_freq" if kind is None else f"{kind}_inv_freq").tolist()
-
-    def _changed(self, change: Any) -> dict[str, Any]:
-        """Copy the parameters of the rotation, changed for the layers that are extended."""
-        found = copy.deepcopy(dict(self.text.rope_parameters))
-        for kind in self.kinds:
-            if kind is None:
-                found = change(found)
-            else:
-                found[kind] = change(found[kind])
-        return found
-
-    def _base(self, factor: float) -> dict[str, Any]:
+    def base(self, factor: float) -> dict[str, Any]:
+        """Raise the RoPE base."""
         return self._changed(lambda rope: {**rope, "rope_theta": rope["rope_theta"] * factor})
 
-    def _yarn(self, factor: float, sharpen: str | float) -> dict[str, Any]:
-        def change(rope: dict[str, Any]) -> dict[str, Any]:
-            kind = rope.get("rope_type", "default")
-            if kind not in ("default", "yarn") or rope.get("mscale_all_dim"):
-                what = "of type yarn with mscale_all_dim" if kind == "yarn" else f"of type {kind}"
-                raise UsageError(
-                    f"the rotation of this model is {what}, which YaRN cannot stand in for; give "
-                    "positions='base'"
-                )
-            if kind == "yarn":
-                before = rope.get("attention_factor") or _yarn_factor(rope["factor"])
-                new = {"factor": rope["factor"] * factor}
-            else:
-                before = 1.0
-                new = {"factor": factor, "original_max_position_embeddings": self.length}
-            changed = {**rope, "rope_type": "yarn", **new, "attention_factor": before}
-            if sharpen == "yarn":
-                # Transformers' own: 0.1 log(factor) + 1 on query and key.
-                del changed["attention_factor"]
-            return changed
-
-        return self._changed(change)
-
-    def _base_factor(self) -> float:
+    def base_factor(self, to: int) -> float:
         """Find the least factor, to three digits, whose RoPE limit is the context asked for."""
         low, high = 0.0, math.log(_LARGEST_FACTOR)
-        if self._limit_of_base(high) < self.to:
+        if self.limit(self.base(_LARGEST_FACTOR)) < to:
             raise UsageError(
-                f"no RoPE base carries this model from {self.length} to {self.to} tokens; give a "
+                f"no RoPE base carries this model from {self.length} to {to} tokens; give a "
                 "shorter context"
             )
         while high - low > 1e-4:
             middle = (low + high) / 2
-            if self._limit_of_base(middle) < self.to:
+            if self.limit(self.base(math.exp(middle))) < to:
                 low = middle
             else:
                 high = middle
         rounding = 10.0 ** (math.floor(math.log10(math.exp(high))) - 2)
         return round(math.ceil(math.exp(high) / rounding) * rounding, 6)
 
-    def _limit_of_base(self, log_factor: float) -> float:
-        return self.limit({"rope_parameters": self._base(math.exp(log_factor))})
+    def yarn(self, factor: float, *, keeps_temperature: bool) -> dict[str, Any]:
+        """Take YaRN's frequencies, with its temperature, 0.1 log(factor) + 1, or without."""
+
+        def change(rope: dict[str, Any]) -> dict[str, Any]:
+            kind, attention = rope.get("rope_type", "default"), 1.0
+            if kind not in ("default", "yarn") or rope.get("mscale_all_dim"):
+                raise UsageError(
+                    f"the rotation of this model is of type {kind}"
+                    f"{' with mscale_all_dim' if kind == 'yarn' else ''}, which YaRN cannot stand "
+                    "in for; give positions='base'"
+                )
+            new = {"factor": factor, "original_max_position_embeddings": self.length}
+            if kind == "yarn":
+                new = {"factor": rope["factor"] * factor}
+                attention = 0.1 * math.log(max(rope["factor"], 1.0)) + 1.0
+                attention = rope.get("attention_factor") or attention
+            changed = {**rope, "rope_type": "yarn", **new, "attention_factor": attention}
+            if keeps_temperature:
+                # Transformers' own, on query and key.
+                del changed["attention_factor"]
+            return changed
+
+        return self._changed(change)
+
+    def _changed(self, change: Any) -> dict[str, Any]:
+        """Copy the parameters of the rotation, changed for the layers that are extended."""
+        found = copy.deepcopy(dict(self.text.rope_parameters))
+        if self.kinds == [None]:
+            return change(found)
+        return found | {kind: change(found[kind]) for kind in self.kinds}
+
+    def _frequencies(self, config: Any, kind: str | None) -> list[float]:
+        made = self.makers[0](config)
+        return getattr(made, "inv_freq" if kind is None else f"{kind}_inv_freq").tolist()
+
+    def _train_length(self) -> int:
+        """Find the length that a model was trained at; raise where its config does not say."""
+        types = [_rope_type(self.text, kind) for kind in self.kinds]
+        scaled = [name for name in types if name not in ("default", "llama3")]
+        length = getattr(self.text, "max_position_embeddings", None)
+        if not isinstance(length, int) or length < 2 or scaled:
+            says = f"max_position_embeddings is {length}"
+            if scaled:
+                says += f" under a rotation of type {scaled[0]!r}, which may not have been trained"
+            raise UsageError(
+                f"the config does not say how long the model was trained: {says}; give "
+                "train_length, the longest texts of its training, such as train_length=8192"
+            )
+        return length
 
 
-def _yarn_factor(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
-def _full_layers(model: Any) -> dict[str, nn.Module]:
-    """Find the layers without a window; raise where there are none."""
-    every = dict(attention_modules(model, layers="all", attention="self"))
-    found = dict(attention_modules(model, layers="full", attention="self"))
-    if not every:
-        raise UsageError(
-            f"{type(model).__name__} has its own attention code, or none: none of its layers goes "
-            "through Transformers' attention interface, so it cannot be extended"
-        )
-    if not found:
-        raise UsageError(
-            f"all attention layers of this {type(model).__name__} have a window, which bounds what "
-            "they see at any length: there is nothing to extend"
-        )
-    return found
-
-
-def _kinds(text: Any, layers: Mapping[str, nn.Module]) -> list[str | None]:
+def _kinds(text: Any, layers: Mapping[str, nn.Module], makers: Sequence[type]) -> list[str | None]:
     """Find which of a config's rotations belong to these layers: [None] where it has one for all.
 
     Raises where there is none, or none that can be changed for them alone.
@@ -298,82 +285,39 @@ def _kinds(text: Any, layers: Mapping[str, nn.Module]) -> list[str | None]:
             "extended without training; positions='none' with a sharpen scales its queries"
         )
     of_layers = getattr(text, "layer_types", None) or []
-    by_kind = bool(of_layers) and set(rope) <= set(of_layers)
-    if by_kind:
-        used = {of_layers[i] for m in layers.values() if (i := _index(m)) is not None}
-        kinds: list[str | None] = [kind for kind in rope if kind in used and rope[kind]]
+    kinds: list[str | None] = [None]
+    if of_layers and set(rope) <= set(of_layers):
+        indices = (getattr(module, "layer_idx", None) for module in layers.values())
+        used = {of_layers[index] for index in indices if isinstance(index, int)}
+        kinds = [kind for kind in rope if kind in used and rope[kind]]
         if not kinds:
             raise UsageError(
                 "the full attention layers of this model have no rotary positions; "
                 "positions='none' with a sharpen scales their queries"
             )
-    else:
-        kinds = [None]
-        if any("sliding" in kind or "chunked" in kind for kind in of_layers):
-            raise UsageError(
-                "the layers with windows of this model share one rotation with the others, so that "
-                "it cannot be changed for those alone; positions='none' leaves it"
-            )
-    for kind in kinds:
-        name = _rope(text, kind).get("rope_type", "default")
+    elif any("sliding" in kind or "chunked" in kind for kind in of_layers):
+        raise UsageError(
+            "the layers with windows of this model share one rotation with the others, so that "
+            "it cannot be changed for those alone; positions='none' leaves it"
+        )
+    for name in (_rope_type(text, kind) for kind in kinds):
         if name not in _KNOWN:
             raise UsageError(
                 f"the rotation of this model is of type {name!r}, whose frequencies change with "
                 f"the length or were searched for this model; {', '.join(_KNOWN)} can be extended, "
                 "and positions='none' leaves it"
             )
+    if not makers:
+        raise UsageError(
+            f"this {text.model_type} makes its rotations by code of its own, which cannot be "
+            "changed here; positions='none' leaves them"
+        )
     return kinds
 
 
-def _rope(text: Any, kind: str | None) -> dict[str, Any]:
-    return text.rope_parameters if kind is None else text.rope_parameters[kind]
-
-
-def _index(module: Any) -> int | None:
-    index = getattr(module, "layer_idx", None)
-    return index if isinstance(index, int) else None
-
-
-def _train_length(text: Any, kinds: list[str | None], given: int | None) -> int:
-    """Find the length that a model was trained at; raise where its config does not say."""
-    if given is not None:
-        return given
-    scaled = [
-        name
-        for kind in kinds
-        if (name := _rope(text, kind).get("rope_type", "default")) not in ("default", "llama3")
-    ]
-    length = getattr(text, "max_position_embeddings", None)
-    if not isinstance(length, int) or length < 2 or scaled:
-        says = f"max_position_embeddings is {length}"
-        if scaled:
-            says += f" under a rotation of type {scaled[0]!r}, which may not have been trained"
-        raise UsageError(
-            f"the config does not say how long the model was trained: {says}; give train_length, "
-            "the longest texts of its training, such as train_length=8192"
-        )
-    return length
-
-
-def check_memory(model: Any, to: int) -> None:
-    """Raise on a context whose keys and values this machine could not hold for one text."""
-    text = model.config.get_text_config()
-    device = module_device(model)
-    if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory
-    elif device.type == "cpu" and hasattr(os, "sysconf"):
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        return
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    size = torch.finfo(model.dtype).bits // 8
-    need = 2 * to * text.num_hidden_layers * heads * width * size
-    if need > room:
-        raise UsageError(
-            f"a context of {to} tokens needs {need / 2**30:,.0f} GiB for its keys and values, and "
-            f"{device} has {room / 2**30:,.0f}; give a shorter one"
-        )
+def _rope_type(text: Any, kind: str | None) -> str:
+    rope = text.rope_parameters if kind is None else text.rope_parameters[kind]
+    return rope.get("rope_type", "default")
 
 
 def _rotary_modules(model: nn.Module, text: Any) -> list[Any]:
@@ -398,7 +342,3 @@ def _set(model: Any, values: Mapping[str, Any]) -> None:
         own = set(vars(nn.Module()))
         vars(module).update({name: v for name, v in vars(fresh).items() if name not in own})
         module._buffers.update(fresh._buffers)
-
-
-def _finite(limit: float) -> float | None:
-    return None if math.isinf(limit) else round(limit, 1)

@@ -10,9 +10,14 @@ from ssmax.errors import UsageError
 from ssmax.hf.adapter import check_tensors_finite, ssmax_tensors
 from ssmax.hf.conversion import Conversion, attach, check_tensors_fit, module_device
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import check_source, not_loaded, read_by_transformers, whole_files
+from ssmax.hf.sources import (
+    check_source,
+    converted_already,
+    not_loaded,
+    read_by_transformers,
+    whole_files,
+)
 from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
-from ssmax.nn import RULES
 
 # Where a file is looked for, which a config and its weights share.
 _WHERE = (
@@ -51,24 +56,6 @@ class Converted:
         ]  # fmt: skip
         record = dataclasses.replace(record, layers=tuple(layers))
         attach(model, record, from_where=f"the {KEY!r} of its config")
-
-    @classmethod
-    def _from_config(cls, config: Any, **options: Any) -> Any:
-        """Build it without weights; raise where the record has no first value for s."""
-        record = Conversion.from_dict(getattr(config, KEY))
-        if (
-            record.init == "paper"
-            and record.train_length is None
-            and RULES[record.rule].needs_length
-        ):
-            raise UsageError(
-                f"this config has no train_length, since the s of its model was another's "
-                f"(ssmax.hf.adopt), and so not where a new s starts; set config.{KEY}"
-                "['train_length'] to the length that the model will be trained at"
-            )
-        return super()._from_config(  # pyright: ignore[reportAttributeAccessIssue]
-            config, **options
-        )
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
@@ -139,15 +126,40 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
-def _config_alone(transformers: Any, source: str | Path) -> Any:
-    """Load a config without its model, also one of a type that AutoConfig does not know."""
-    values, _ = transformers.PretrainedConfig.get_config_dict(source)
-    if KEY not in values:
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    plain = {key: value for key, value in values.items() if key != "auto_map"}
-    model_type = values["model_type"].removeprefix(TYPE_PREFIX)
-    kind = transformers.CONFIG_MAPPING[model_type]
-    return kind.from_dict({**plain, "model_type": model_type})
+def load_source(source: str | Path, *, may_be_converted: bool = False) -> Any:
+    """Load a model by the class that was saved, a converted one only where it may be."""
+    transformers = require("transformers", install="ssmax[hf]", purpose="loading a model")
+    with read_by_transformers(source):
+        values, _ = transformers.PretrainedConfig.get_config_dict(source)
+        if KEY in values and may_be_converted:
+            return from_pretrained(source, dtype="auto")
+        if KEY in values:
+            raise converted_already(source)
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    names = config.architectures or [""]
+    kind = getattr(transformers, names[0], None) or transformers.AutoModelForCausalLM
+    return load_plain(kind, source, dtype="auto")
+
+
+def load_plain(kind: Any, source: str | Path, **options: Any) -> Any:
+    """Load by `kind.from_pretrained`; raise on an s that it finds no place for."""
+    # Not left open: Transformers would ask on the terminal, and wait.
+    options = {"trust_remote_code": False, **options}
+    with read_by_transformers(source), whole_files(source):
+        model, about = kind.from_pretrained(source, output_loading_info=True, **options)
+    left_over = sorted(about["unexpected_keys"])
+    # A rule that learns nothing leaves no tensors, but a config that names it.
+    if hasattr(model.config, KEY) or any(f".{ATTRIBUTE}." in name for name in left_over):
+        raise converted_already(source)
+    sounds = ("ssmax", "softmax_scale")
+    like_s = [name for name in left_over if any(word in name.lower() for word in sounds)]
+    if like_s:
+        raise UsageError(
+            f"{source} holds {like_s[0]}, which sounds like an s by another name and would be "
+            "lost; load the model in Python, convert it with init='paper' and copy it into the s "
+            "of every layer, <attention>.ssmax.s"
+        )
+    return model
 
 
 def _config_and_class(
@@ -155,17 +167,18 @@ def _config_and_class(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Find config and class as they were before the conversion, and the options for the weights."""
     where = {name: options[name] for name in _WHERE if name in options}
+    given = options.pop("config", None)
     with read_by_transformers(folder):
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
-    given = options.get("config")
-    if isinstance(given, str | Path):
-        given = _config_alone(transformers, given)
-    record = getattr(given, KEY, values.get(KEY))
+        config = values
+        if isinstance(given, str | Path):
+            config, _ = transformers.PretrainedConfig.get_config_dict(given)
+    record = getattr(given, KEY, config.get(KEY, values.get(KEY)))
     if record is None:
         raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
             f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
-            "ssmax.hf.load, or an s of another name with ssmax.hf.adopt"
+            "ssmax.hf.load"
         )
     # Before weights are read, and by the file's name.
     Conversion.from_dict(record, where=f"the {KEY!r} of {Path(folder, 'config.json')}")
@@ -177,20 +190,20 @@ def _config_and_class(
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    if given is not None:
-        config = copy.deepcopy(given)
-        setattr(config, KEY, record)
-        options = {name: value for name, value in options.items() if name != "config"}
-    else:
+    if given is None or config is not values:
         # The remote code would not be saved with the model again.
-        plain = {key: value for key, value in values.items() if key != "auto_map"}
+        plain = {key: value for key, value in config.items() if key != "auto_map"}
+        plain |= {"model_type": model_type, KEY: record}
         # Those that the config knows are the config's, as in Transformers.
         ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}
         config, rest = transformers.CONFIG_MAPPING[model_type].from_dict(
-            {**plain, "model_type": model_type}, return_unused_kwargs=True, **ours
+            plain, return_unused_kwargs=True, **ours
         )
         options = {
             name: value for name, value in options.items() if name in rest or name in _OF_WEIGHTS
         }
+    else:
+        config = copy.deepcopy(given)
+        setattr(config, KEY, record)
     config.architectures = names
     return config, kind, options

@@ -61,14 +61,11 @@ class OwnType:
         return {**values, "model_type": cls.model_type}, rest
 
 
-def save_remote_code(
-    model: nn.Module, folder: str | Path, *, opens_as_softmax: bool = False
-) -> None:
+def save_remote_code(model: nn.Module, folder: str | Path) -> str:
     """Write a converted model that loads with `trust_remote_code=True` and without this package.
 
     The checkpoint has a type and classes of its own: without that flag Transformers refuses it, as
-    do engines that choose their code by these. With `opens_as_softmax` they are those of the
-    unconverted model: who loads it without the flag gets softmax, without s.
+    do engines that choose their code by these. Returns the name of the Auto class that loads it.
     """
     transformers = require("transformers", install="ssmax[hf]", purpose="ssmax.hf.save_remote_code")
     record = must_be_converted(model)
@@ -89,7 +86,8 @@ def save_remote_code(
             "one file; save_pretrained keeps remote code as it is"
         )
     heads = _auto_classes(transformers, kind, config)
-    if kind.__name__ not in heads.values():
+    auto = next((auto for auto, name in heads.items() if name == kind.__name__), None)
+    if auto is None:
         raise UsageError(
             f"no Auto class of Transformers leads from a {config.__name__} to {kind.__name__}, so "
             "that remote code could not be found by it; use save_pretrained and "
@@ -99,14 +97,10 @@ def save_remote_code(
     path = Path(folder) / "config.json"
     values = json.loads(path.read_text())
     values["auto_map"] = {auto: f"{MODULE}.{CLASS_PREFIX}{name}" for auto, name in heads.items()}
-    if opens_as_softmax:
-        values["model_type"] = config.model_type
-        values["architectures"] = [kind.__name__]
-    else:
-        values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
-    code = source(heads, None if opens_as_softmax else config.__name__)
-    write_whole(path.with_name(f"{MODULE}.py"), code)
+    values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
+    write_whole(path.with_name(f"{MODULE}.py"), source(heads, config.__name__))
     write_whole(path, json.dumps(values, indent=2) + "\n")
+    return auto
 
 
 def is_our_code(folder: Path) -> bool:
@@ -121,28 +115,22 @@ def is_our_code(folder: Path) -> bool:
     own = re.compile(rf"{MODULE}\.{CLASS_PREFIX}(\w+)")
     found = {auto: own.fullmatch(str(name)) for auto, name in names.items()}
     heads = {auto: match[1] for auto, match in found.items() if match}
-    if len(heads) < len(names):
+    if len(heads) < len(names) or "AutoConfig" not in heads:
         return False
-    config = heads.pop("AutoConfig", None)
-    return (folder / f"{MODULE}.py").read_text() == source(heads, config)
+    return (folder / f"{MODULE}.py").read_text() == source(heads, heads.pop("AutoConfig"))
 
 
-def source(heads: Mapping[str, str], config: str | None) -> str:
+def source(heads: Mapping[str, str], config: str) -> str:
     """Write the file: our own lines, and a class for each one that an Auto class takes."""
-    roots = ["Converted"]
-    parts = []
-    own_config = ""
-    if config is not None:
-        roots.append("OwnType")
-        parts.append(_class("OwnType", config, "of a type of its own", "AutoConfig"))
-        own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
+    parts = [_class("OwnType", config, "of a type of its own", "AutoConfig")]
+    own_config = f"\n    config_class = {CLASS_PREFIX}{config}"
     for name, auto in {name: auto for auto, name in heads.items()}.items():
         parts.append(_class("Converted", name, "with Scalable-Softmax", auto) + own_config)
-    definitions = bundle(_MODULES, roots, _INSTEAD)
     # `transformers serve` looks for a class by its name in there, also for that of remote code; of
     # the module two copies may be loaded, which share their type.
     own = [f"{CLASS_PREFIX}{name}" for name in dict.fromkeys(heads.values())]
     parts.append("\n".join(f"type(transformers).{name} = {name}" for name in own))
+    definitions = bundle(_MODULES, ["Converted", "OwnType"], _INSTEAD)
     return f"{_HEAD}import transformers\n{definitions}\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 

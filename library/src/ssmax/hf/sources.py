@@ -1,67 +1,24 @@
 """Errors of loading: no such folder, an adapter alone, a model with code, a file cut short."""
 
-import contextlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ssmax._extras import require
 from ssmax.errors import UsageError
 
 WEIGHTS, CONFIG = "ssmax.safetensors", "ssmax.json"
 """What an adapter is made of."""
-SECONDS_FOR_THE_HUB = 3.0
+MODEL_CONFIG = "config.json"
 _ON_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def is_adapter(folder: Path) -> bool:
     """True where s and b lie without the model that they are for."""
-    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
-
-
-def check_typed(source: str) -> None:
-    """Raise at once on what is neither there nor on the Hub.
-
-    For names that a person types: Transformers tries the Hub again for half a minute.
-    """
-    path = Path(source)
-    if path.is_file():
-        raise UsageError(f"{source} is a file; give the folder of a model")
-    if path.is_dir():
-        return
-    if not _ON_THE_HUB.fullmatch(source):
-        raise UsageError(
-            f"there is no folder {source!r}; give a folder, or a model on the Hub as OWNER/NAME"
-        )
-    require("huggingface_hub", install="ssmax[hf]", purpose="a model on the Hub")
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    known = try_to_load_from_cache(source, "config.json")
-    if not (isinstance(known, str) or constants.HF_HUB_OFFLINE or _answers(constants.ENDPOINT)):
-        raise UsageError(
-            f"there is no folder {source!r}, and {constants.ENDPOINT} cannot be reached; give a "
-            "folder, or look at the network (HF_ENDPOINT names a mirror)"
-        )
-
-
-def _answers(address: str) -> bool:
-    """Ask whether anybody answers, within seconds; looking up the name alone may take longer."""
-    from huggingface_hub.utils import get_session
-
-    answered = threading.Event()
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):
-            get_session().head(address, timeout=SECONDS_FOR_THE_HUB)
-            answered.set()
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(SECONDS_FOR_THE_HUB)
-    return answered.is_set()
+    return (folder / CONFIG).is_file() and not (folder / MODEL_CONFIG).is_file()
 
 
 def check_source(source: str | Path, *, of_an_adapter: str) -> None:
@@ -69,15 +26,47 @@ def check_source(source: str | Path, *, of_an_adapter: str) -> None:
 
     `of_an_adapter` says what to do with one.
     """
+    path = Path(source)
     # Anything else may be a name on the Hub.
-    is_path = Path(source).is_absolute() or str(source).startswith(("./", "../", "~"))
-    if is_path and not Path(source).exists():
+    is_path = path.is_absolute() or str(source).startswith(("./", "../", "~"))
+    if (is_path and not path.exists()) or path.parent.is_file():
         raise UsageError(f"{str(source)!r} cannot be loaded: there is no such folder")
-    if is_adapter(Path(source)):
+    if is_adapter(path):
         raise UsageError(
             f"{source} holds an adapter, s and b without the model that they are for; "
             + of_an_adapter
         )
+
+
+def check_typed(source: str, *, of_an_adapter: str) -> None:
+    """Raise on what a person typed that is neither a folder nor a name on the Hub."""
+    check_source(source, of_an_adapter=of_an_adapter)
+    path = Path(source)
+    if path.is_file():
+        raise UsageError(f"{source} is a file; give the folder of a model")
+    if not path.is_dir() and not _ON_THE_HUB.fullmatch(source):
+        raise UsageError(
+            f"there is no folder {source!r}; give a folder, or a model on the Hub as OWNER/NAME"
+        )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a model in a folder; raise on anything else."""
+    give = f"give that of a model; of a run of ssmax-lab, ssmax-lab export {folder} OUT makes one"
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; {give}")
+    whole = f"ssmax.hf.load(base, {str(folder)!r}).save_pretrained(OUT) makes a whole model of both"
+    check_source(folder, of_an_adapter=f"{whole}; save the base's tokenizer there too")
+    path = folder / MODEL_CONFIG
+    if not path.is_file():
+        raise UsageError(f"{folder} is no model: it holds no {MODEL_CONFIG}; {give}")
+    try:
+        values = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not JSON: {error}") from None
+    if not isinstance(values, dict) or "model_type" not in values:
+        raise UsageError(f"{path} describes no model of Transformers: it has no model_type; {give}")
+    return values
 
 
 def not_loaded(source: str | Path, error: Exception) -> UsageError:

@@ -1,8 +1,7 @@
 """Check a converted model: every layer is reached, n is right, padding is not counted."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from ssmax.hf.conversion import (
     must_be_converted,
     unwrapped,
 )
-from ssmax.hf.hook import ATTRIBUTE, watched
+from ssmax.hf.hook import watched
 
 TOKENS, PADDING = 12, 5
 # What models of Transformers read.
@@ -51,16 +50,19 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     record = must_be_converted(model)
     model = unwrapped(model)
     names = {module: name for name, module in converted_modules(model)}
-    if set(names.values()) != set(record.layers):
-        gone = sorted(set(record.layers) ^ set(names.values()))
+    if gone := sorted(set(record.layers) ^ set(names.values())):
         raise UsageError(f"what was converted is not what carries an ssmax: {', '.join(gone[:3])}")
     was_training = model.training
     model.eval()
+    called: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for module, name in names.items()
+    ]
     try:
         shown = _inputs(model, 0) if inputs is None else inputs
-        with _calls(names) as called:
-            reached = _compare(model, names, shown, 0)
-        padded = inputs is None and _takes_mask(model)
+        reached = _compare(model, names, shown, 0)
+        padded = inputs is None and "attention_mask" in _parameters(model)
         if padded:
             _compare(model, names, _inputs(model, PADDING), PADDING)
         if inputs is None:
@@ -71,6 +73,9 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         raise UnverifiedError(_no_tokens(model, error)) from error
     finally:
         model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    # Text reaches no towers.
     missed = sorted(set(names.values()) - reached)
     if inputs is None:
         missed = [name for name in missed if not in_tower(name)]
@@ -80,26 +85,10 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
 
 
-@contextmanager
-def _calls(names: Mapping[nn.Module, str]) -> Iterator[set[str]]:
-    """Note the layers that are called meanwhile, wherever their attention is computed."""
-    called: set[str] = set()
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        for module, name in names.items()
-    ]
-    try:
-        yield called
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _why_missed(
     missed: Sequence[str], called: set[str], layers: int, inputs: Mapping[str, Any] | None
 ) -> str:
-    past = [name for name in missed if name in called]
-    if past:
+    if past := [name for name in missed if name in called]:
         return (
             f"{len(past)} of {layers} converted layers were not reached, such as {past[0]!r}: "
             "their attention does not go through Transformers' interface"
@@ -112,10 +101,13 @@ def _why_missed(
     )
 
 
+def _parameters(model: nn.Module) -> Mapping[str, Any]:
+    return inspect.signature(model.forward).parameters
+
+
 def _no_tokens(model: nn.Module, error: Exception) -> str:
     said = (str(error).strip().splitlines() or [""])[0]
-    taken = inspect.signature(model.forward).parameters
-    wanted = ", ".join(f"{name!r}: ..." for name in _INPUTS if name in taken)
+    wanted = ", ".join(f"{name!r}: ..." for name in _INPUTS if name in _parameters(model))
     return (
         f"verify could not run this {type(model).__name__} on tokens of its own making "
         f"({type(error).__name__}: {said}); pass what its forward takes, as in "
@@ -128,7 +120,7 @@ def _compare(
 ) -> set[str]:
     """Find the layers that the inputs reach; raise where one counts wrongly behind the padding."""
     reached = set()
-    unread: list[str] = []
+    behind = f" behind {padding} of padding" if padding else ""
 
     def audit(module: nn.Module, num_keys: Tensor, key_BGKD: Tensor, weighed_BHQ: Tensor) -> None:
         if module not in names:
@@ -142,19 +134,20 @@ def _compare(
             return
         # Such a key is weighed as it happens, and takes the weight of others with it.
         if not bool(key_BGKD.isfinite().all()):
-            unread.append(names[module])
-        else:
-            differ = (counts_BHQ != wanted_BHQ).any(-1).nonzero()[0].tolist()
             raise UsageError(
-                f"{names[module]!r} counts n = {counts_BHQ[*differ].tolist()} where "
-                f"{wanted_BHQ[*differ].tolist()} keys are visible"
-                + (f" behind {padding} of padding" if padding else "")
+                f"what {names[module]!r} reads is NaN or infinite{behind}, so that its n cannot be "
+                "compared: look at the s and b of the layers before it, at the model's own "
+                "weights, its dtype and its attention implementation ('sdpa' bears padding that "
+                "'eager' may not)"
             )
+        differ = (counts_BHQ != wanted_BHQ).any(-1).nonzero()[0].tolist()
+        raise UsageError(
+            f"{names[module]!r} counts n = {counts_BHQ[*differ].tolist()} where "
+            f"{wanted_BHQ[*differ].tolist()} keys are visible{behind}"
+        )
 
     with watched(audited(audit)):
         model(**inputs)
-    if unread:
-        raise UsageError(_why_unread(model, names, inputs, unread[0], padding))
     return reached
 
 
@@ -184,40 +177,6 @@ def _weighed_keys(
     return weighed
 
 
-def _why_unread(
-    model: nn.Module,
-    names: Mapping[nn.Module, str],
-    inputs: Mapping[str, Any],
-    layer: str,
-    padding: int,
-) -> str:
-    """Find whether a layer's keys are not finite by the model itself or by an s."""
-    with _unscaled(names):
-        own = model(**inputs)[0][:, padding:].isfinite().all()
-    behind = f" behind {padding} of padding" if padding else ""
-    what = f"what {layer!r} reads is NaN or infinite{behind}, so that its n cannot be compared"
-    if own:
-        return (
-            f"{what}; without s and b the model is finite: those of the layers before are too "
-            "large or NaN, go back to an earlier checkpoint"
-        )
-    return (
-        f"{what}; unconverted the model is not finite either: look at its weights, its dtype "
-        "and its attention implementation ('sdpa' bears padding that 'eager' may not)"
-    )
-
-
-@contextmanager
-def _unscaled(names: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Take every ssmax away meanwhile."""
-    taken = {module: module._modules.pop(ATTRIBUTE) for module in names}
-    try:
-        yield
-    finally:
-        for module, scale in taken.items():
-            module._modules[ATTRIBUTE] = scale
-
-
 def _compare_decoding(
     model: nn.Module, names: dict[nn.Module, str], inputs: Mapping[str, Any]
 ) -> None:
@@ -245,10 +204,6 @@ def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
         inputs["decoder_input_ids"] = inputs["input_ids"]
         if padding:
             inputs["decoder_attention_mask"] = inputs["attention_mask"]
-    if "use_cache" in inspect.signature(model.forward).parameters:
+    if "use_cache" in _parameters(model):
         inputs["use_cache"] = False
     return inputs
-
-
-def _takes_mask(model: nn.Module) -> bool:
-    return "attention_mask" in inspect.signature(model.forward).parameters

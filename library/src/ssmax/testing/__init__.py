@@ -7,7 +7,7 @@ Nothing here imports the operations that it judges.
 """
 
 from ssmax.testing.budget import assert_no_worse_than
-from ssmax.testing.cases import Case, SplitCase, named_cases, random_case, split_cases
+from ssmax.testing.cases import Case, SplitCase, named_cases, split_cases
 from ssmax.testing.check import Outcome, Report, check_attention
 from ssmax.testing.laws import LAWS, check_laws
 from ssmax.testing.oracle import naive_attention, oracle_attention, oracle_mask
@@ -27,6 +27,5 @@ __all__ = [
     "named_cases",
     "oracle_attention",
     "oracle_mask",
-    "random_case",
     "split_cases",
 ]

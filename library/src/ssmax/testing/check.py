@@ -48,7 +48,7 @@ class Report:
 
 
 def check_attention(
-    attention: Attention, cases: Iterable[Case] | None = None, *, tolerance: float = 1e-6
+    attention: Attention, cases: Iterable[Case] | None = None, *, tolerance: float | None = None
 ) -> Report:
     """Call `attention(q, k, v, s, **options)` on every case and compare it with the oracle.
 
@@ -57,10 +57,13 @@ def check_attention(
     rank with `split_cases(rank, size)`: options are then those of
     `ssmax.distributed.context_parallel_attention`. An attention that does not take an option, or
     raises ValueError or NotImplementedError, has refused the case: no answer is better than a wrong
-    one. Any other exception is a failure.
+    one. Any other exception is a failure. `tolerance` is by default about the error of eager code
+    in the dtype of the case, at least 1e-6.
     """
     cases = named_cases() if cases is None else cases
-    return Report([_judge(attention, case, tolerance) for case in cases])
+    return Report(
+        [_judge(attention, c, c.tolerance() if tolerance is None else tolerance) for c in cases]
+    )
 
 
 def is_refusal(error: Exception) -> bool:

@@ -102,7 +102,7 @@ def test_a_study_is_done_once(tiny, tokens, tmp_path, capfd, caplog):
     assert again.is_whole and "all of it is done" in capfd.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (folder / "runs").rglob("*")} == before
     with pytest.raises(ValueError, match="holds another study"):
-        reproduce(dataclasses.replace(tiny, digits=3), folder)
+        reproduce(dataclasses.replace(tiny, digits=3), folder, **asked)
 
 
 def test_softmax_keeps_the_checkpoint_that_f_begins_with_until_it_has(tiny, tmp_path):

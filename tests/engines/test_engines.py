@@ -143,7 +143,7 @@ def started(engine, files, tmp_path, variables=None):
     python = Path(ENGINES, engine.environment, "bin", "python")
     return subprocess.run(
         [str(each) for each in (python, *files)], capture_output=True, text=True, env=environment,
-        timeout=900,
+        timeout=3600,
     )  # fmt: skip
 
 

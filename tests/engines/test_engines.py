@@ -282,11 +282,13 @@ def put(cell, found):
     RECORD.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
 
+BATCHING = ["--continuous-batching", "--cb-max-memory-percent", "0.1"]
+"""By default its cache is nearly all memory that is free when it starts."""
 SERVED = {
     "ministral": ("trained run", []),
     "hf": ("bias per head", ["--trust-remote-code"]),
-    "hf, continuous batching": ("bias per head", ["--trust-remote-code", "--continuous-batching"]),
-    "ministral, continuous batching": ("trained run", ["--continuous-batching"]),
+    "hf, continuous batching": ("bias per head", ["--trust-remote-code", *BATCHING]),
+    "ministral, continuous batching": ("trained run", BATCHING),
 }
 SERVER = Engine(
     name="transformers serve", environment="transformers", runner="transformers_serve", form=""

@@ -9,11 +9,12 @@ from ssmax_lab.analysis.findings import ByReplica, Findings
 from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.measures import differences, learned, mean_between, octave_differences
 from ssmax_lab.analysis.statistics import over_seeds
-from ssmax_lab.configurations import CONTROL, look
+from ssmax_lab.configurations import CONTROL, PILOT_SEED, called, look
 from ssmax_lab.records import PositionLoss
 from ssmax_lab.report.charts import DASHES, Mark, Row, Series, curves, over_runs, series_of, short
-from ssmax_lab.report.figures import LESS, retrieval, retrieval_grid
-from ssmax_lab.report.style import INK, LINE, Figure, Panel, altair
+from ssmax_lab.report.figures import LESS
+from ssmax_lab.report.study_page import parameters
+from ssmax_lab.report.style import INK, LINE, QUIET, Figure, Panel, altair
 
 FIVE = ("a", "b", "mean_log", "constant", CONTROL)
 """Softmax, SSMax, a constant in training and at test time, and the control."""
@@ -31,6 +32,14 @@ NAMED: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 """Dots of the scatter plot that have a label, and where it stands clear of the others."""
 FEW_KEYS = 8
 """From here on the learned factor is compared; before it a weight has too few rivals."""
+RETRIEVING = ("a", "b", "constant", "b_held")
+"""Softmax, SSMax, and what of their difference a constant and the growth beyond it make."""
+_UNSATURATED = "where softmax retrieves neither all nor nothing,"
+MORE_THAN_SOFTMAX = {
+    name: f"{_UNSATURATED} {called(name)} retrieves more than (a)" for name in ("b", "constant")
+}
+"""Comparisons of retrieval, where it can fail, with (a)'s."""
+MORE_THAN_HELD = f"{_UNSATURATED} (b) retrieves more than {called('b_held')}"
 
 
 def every(results: Mapping[str, Findings]) -> dict[str, Figure]:
@@ -41,19 +50,13 @@ def every(results: Mapping[str, Findings]) -> dict[str, Figure]:
         if ":" not in findings.study["preset"]
     }
     small = newest["small"]
-    # A study in which retrieval can fail says more than one in which it cannot.
-    unsaturated = [one for _, one in sorted(results.items()) if one.grids]
     return {
         "results-loss-at-length": loss_at_length(small),
         "results-forest": forest(small),
         "results-sharpness": sharpness_against_loss(small),
         "results-factor": learned_factor(small),
-        "results-retrieval": (
-            retrieval_grid(unsaturated[-1].grids, train_length=unsaturated[-1].train_length)
-            if unsaturated
-            else retrieval(
-                {name: small.trials[name] for name in ("a", "b")}, train_length=small.train_length
-            )
+        "results-retrieval": retrieval_by_length(
+            [one for _, one in sorted(results.items()) if one.grids]
         ),
         "results-rope-limit": rope_limits(results),
     }
@@ -250,6 +253,105 @@ def _factor(rule: str, n: np.ndarray, values: Mapping[str, Sequence[float]]) -> 
         case "polylog":
             return 1 + mean("beta") * np.log(n) ** mean("gamma")
     return None
+
+
+def retrieval_by_length(studies: Sequence[Findings]) -> Figure:
+    """Draw needle retrieval accuracy by length where it can fail, a dot for each seed.
+
+    Of the first study at the unchanged RoPE base, of the last at the middle one too.
+    """
+    last = studies[-1]
+    bases = next(iter(last.grids["a"].values())).base_factors
+    shown = [*((findings, 1.0) for findings in studies), (last, bases[len(bases) // 2])]
+    panels = [
+        _retrieval_panel(findings, factor, names=place == 0)
+        for place, (findings, factor) in enumerate(shown)
+    ]
+    told = "; ".join(
+        f"{parameters(findings.study)} parameters: SSMax {_points(findings, 'b')}, a constant on "
+        f"softmax's queries {_points(findings, 'constant')}"
+        for findings in studies
+    )
+    return Figure(
+        title=f"Points more of the numbers than softmax where it can fail, {told}",
+        panels=panels,
+        columns=len(panels),
+        width=250,
+        note="Dots are seeds of softmax and SSMax; bars reach over the seeds of the others.",
+    )
+
+
+def _points(findings: Findings, name: str) -> str:
+    one = next(one for one in findings.comparisons if one.text == MORE_THAN_SOFTMAX[name])
+    assert one.effect is not None and one.low is not None and one.high is not None
+    found = f"{100 * one.effect:+.0f} [{100 * one.low:+.0f}, {100 * one.high:+.0f}]"
+    return found.replace("-", "\u2212")
+
+
+def _retrieval_panel(findings: Findings, factor: float, *, names: bool) -> Panel:
+    alt = altair()
+    series = [name for name in RETRIEVING if name in findings.grids]
+    rows = []
+    for place, name in enumerate(series):
+        for run, grid in findings.grids[name].items():
+            if run.seed == PILOT_SEED:
+                continue
+            found = grid.accuracy[grid.base_factors.index(factor)]
+            for context, accuracy in zip(grid.lengths, found, strict=True):
+                rows.append(
+                    {
+                        "name": name,
+                        "seed": f"{run}",
+                        "context": context,
+                        "accuracy": short(accuracy),
+                        # The seeds of two configurations stand beside each other.
+                        "place": short(context * 1.05 ** (place - 1)),
+                    }
+                )
+    scale = {"type": "log", "base": 2, "nice": False}
+    data = alt.Chart()
+    colour = alt.Color("name:N", legend=None).scale(
+        domain=series, range=[look(name).colour for name in series]
+    )
+    dash = alt.StrokeDash("name:N", legend=None).scale(
+        domain=series, range=[DASHES[look(name).dash] for name in series]
+    )
+    axis = alt.Axis(format=",d", labelOverlap="greedy")
+    at = alt.X("place:Q", title="context, tokens", axis=axis).scale(**scale)
+    up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%")).scale(domain=[0, 1])
+    means = data.transform_aggregate(accuracy="mean(accuracy)", groupby=["name", "context"])
+    mean_at = alt.X("context:Q", title="context, tokens").scale(**scale)
+    marks = alt.Chart(alt.Data(values=[{"place": findings.train_length}]))
+    is_trained = alt.FieldOneOfPredicate("name", ["a", "b"])
+    layers = [
+        marks.mark_rule(color=LINE, strokeDash=[3, 3]).encode(alt.X("place:Q").scale(**scale)),
+        marks.mark_text(align="left", dx=4, y=8, color=QUIET, text="T").encode(
+            alt.X("place:Q").scale(**scale)
+        ),
+        means.mark_line(strokeWidth=2).encode(mean_at, up, colour, dash),
+        data.transform_filter(is_trained)
+        .mark_point(size=26, strokeWidth=1.2, opacity=0.8)
+        .encode(at, up, colour),
+        data.transform_filter({"not": is_trained.to_dict()})
+        .transform_aggregate(
+            low="min(accuracy)", high="max(accuracy)", groupby=["name", "context", "place"]
+        )
+        .mark_rule(strokeWidth=1)
+        .encode(at, alt.Y("low:Q", title=None), alt.Y2("high"), colour),
+    ]
+    if names:
+        labels = [
+            {"name": name, "label": look(name).label, "at": 0.88 - 0.07 * line}
+            for line, name in enumerate(series)
+        ]
+        layers.append(
+            alt.Chart(alt.Data(values=labels))
+            .mark_text(align="right", x=250, fontSize=12)
+            .encode(alt.Y("at:Q"), alt.Text("label:N"), colour)
+        )
+    base = "base unchanged" if factor == 1 else f"base x {factor:g}"
+    title = f"{parameters(findings.study)} parameters, {base}"
+    return Panel(alt.layer(*layers).properties(title=title, height=300), rows)
 
 
 def rope_limits(results: Mapping[str, Findings]) -> Figure:

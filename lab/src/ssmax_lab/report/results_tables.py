@@ -13,6 +13,7 @@ from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.measures import mean_between, paired
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.records import Comparison
+from ssmax_lab.report.results_figures import MORE_THAN_HELD, MORE_THAN_SOFTMAX
 from ssmax_lab.report.study_page import parameters
 from ssmax_lab.report.study_tables import (
     cell,
@@ -61,6 +62,12 @@ VARIED = {
     "needle retrieval accuracy beyond T": HEADLINES[4],
 }
 """What is looked at when something is varied, by the title of its column."""
+RETRIEVAL = {
+    "(b) less (a)": MORE_THAN_SOFTMAX["b"],
+    "constant less (a)": MORE_THAN_SOFTMAX["constant"],
+    "(b) less n held": MORE_THAN_HELD,
+}
+"""What is compared where retrieval can fail, by the title of its column."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
 LARGEST_FIRST = ("paper", "gpu", "small", "million", "quick")
@@ -77,6 +84,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         "in short": in_short(results),
         "headlines": headlines(results),
         "losses": losses(results),
+        "retrieval": retrieval(results),
         "claims": claims(results),
         "computed": computed(results),
         "RoPE limit": rope_limits(results),
@@ -142,6 +150,17 @@ def losses(results: Mapping[str, Findings]) -> str:
     return markdown(["loss in nats: (a), (b)", "seeds", *octaves], rows)
 
 
+def retrieval(results: Mapping[str, Findings]) -> str:
+    """Tabulate needle retrieval accuracy in the studies in which it can fail."""
+    rows = []
+    for name, findings in sorted(results.items(), key=_largest_first):
+        if findings.grids:
+            told = _by_text(findings)
+            cells = [_short_effect(told.get(text)) for text in RETRIEVAL.values()]
+            rows.append([_short_name(name), told[MORE_THAN_SOFTMAX["b"]].basis, *cells])
+    return markdown(["study", "over", *RETRIEVAL], rows)
+
+
 def in_short(results: Mapping[str, Findings]) -> str:
     """Tabulate three effects in the newest studies that give verdicts."""
     shown = _with_verdicts(results)
@@ -196,9 +215,16 @@ def claims(results: Mapping[str, Findings]) -> str:
 
 
 def _with_verdicts(results: Mapping[str, Findings]) -> dict[str, Findings]:
-    """Leave `quick`, whose model is too small, out where there is another preset."""
+    """Leave `quick`, whose model is too small, out where there is another preset.
+
+    Studies of retrieval alone have a table of their own.
+    """
     newest = _newest(results)
-    large = {name: one for name, one in newest.items() if one.study["preset"] != "quick"}
+    large = {
+        name: one
+        for name, one in newest.items()
+        if one.study["preset"] != "quick" and not one.grids
+    }
     return large or newest
 
 

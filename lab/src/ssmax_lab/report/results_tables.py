@@ -266,7 +266,7 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
     found = {}
     for _, findings in sorted(results.items()):
         preset, _, variant = findings.study["preset"].partition(":")
-        if preset == base and _is_committed(findings):
+        if preset == base and _is_committed(findings) and findings.position_losses:
             told = _by_text(findings)
             found[variant] = [_with_seeds(told.get(text)) for text in VARIED.values()]
     rows = [[variant or "as it is", *found[variant]] for variant in sorted(found)]
@@ -312,7 +312,9 @@ def _by_study(
     """Something of these configurations in every study with rotary positions."""
     rows = []
     for study, findings in sorted(results.items(), key=_largest_first):
-        if findings.rope_limit is None or not _is_committed(findings):
+        if not findings.position_losses or findings.rope_limit is None:
+            continue
+        if not _is_committed(findings):
             continue
         model = findings.study["pretraining"]["model"]
         theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"

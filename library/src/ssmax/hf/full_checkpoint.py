@@ -126,19 +126,19 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
-def load_source(source: str | Path, *, may_be_converted: bool = False) -> Any:
+def load_source(source: str | Path, *, may_be_converted: bool = False, dtype: Any = "auto") -> Any:
     """Load a model by the class that was saved, a converted one only where it may be."""
     transformers = require("transformers", install="ssmax[hf]", purpose="loading a model")
     with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)
         if KEY in values and may_be_converted:
-            return from_pretrained(source, dtype="auto")
+            return from_pretrained(source, dtype=dtype)
         if KEY in values:
             raise converted_already(source)
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     names = config.architectures or [""]
     kind = getattr(transformers, names[0], None) or transformers.AutoModelForCausalLM
-    return load_plain(kind, source, dtype="auto")
+    return load_plain(kind, source, dtype=dtype)
 
 
 def load_plain(kind: Any, source: str | Path, **options: Any) -> Any:
@@ -167,7 +167,7 @@ def _config_and_class(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Find config and class as they were before the conversion, and the options for the weights."""
     where = {name: options[name] for name in _WHERE if name in options}
-    given = options.pop("config", None)
+    given: Any = options.pop("config", None)
     with read_by_transformers(folder):
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
         config = values

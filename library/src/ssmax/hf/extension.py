@@ -251,7 +251,8 @@ class _Rotation:
         found: dict[Any, Any] = copy.deepcopy(dict(self.text.rope_parameters))
         if self.kinds == [None]:
             return change(found)
-        return found | {kind: change(found[kind]) for kind in self.kinds}
+        found.update({kind: change(found[kind]) for kind in self.kinds})
+        return found
 
     def _frequencies(self, config: Any, kind: str | None) -> list[float]:
         made = self.makers[0](config)

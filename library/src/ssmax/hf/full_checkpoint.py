@@ -170,10 +170,11 @@ def _config_and_class(
     given: Any = options.pop("config", None)
     with read_by_transformers(folder):
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
-        config = values
+        written = values
         if isinstance(given, str | Path):
-            config, _ = transformers.PretrainedConfig.get_config_dict(given)
-    record = getattr(given, KEY, config.get(KEY, values.get(KEY)))
+            written, _ = transformers.PretrainedConfig.get_config_dict(given)
+            given = None
+    record = getattr(given, KEY, written.get(KEY, values.get(KEY)))
     if record is None:
         raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
@@ -190,9 +191,9 @@ def _config_and_class(
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    if given is None or config is not values:
+    if given is None:
         # The remote code would not be saved with the model again.
-        plain = {key: value for key, value in config.items() if key != "auto_map"}
+        plain = {key: value for key, value in written.items() if key != "auto_map"}
         plain |= {"model_type": model_type, KEY: record}
         # Those that the config knows are the config's, as in Transformers.
         ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}

@@ -18,7 +18,7 @@ import engines_table
 import licences
 from ssmax_lab.analysis.findings import Findings
 from ssmax_lab.report.page import explorer_page
-from ssmax_lab.report.results import read_results, tables
+from ssmax_lab.report.results_tables import read_results, tables
 
 ROOT = Path(__file__).parent.parent
 FROM_ROOT = {"changes.md": "CHANGELOG.md", "security.md": "SECURITY.md"}

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ssmax_lab.analysis.findings import read_findings
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.cli.study import table
 from ssmax_lab.configurations import look
-from ssmax_lab.report.results import (
+from ssmax_lab.report.results_figures import GROUPS, every
+from ssmax_lab.report.results_tables import (
     HEADLINES,
     LARGEST_FIRST,
     SHORT,
@@ -22,10 +23,8 @@ from ssmax_lab.report.results import (
     read_results,
     recorded,
     tables,
-    variants_figure,
     written,
 )
-from ssmax_lab.report.results_figures import GROUPS, every
 from ssmax_lab.report.study_page import claims as page_claims
 from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg
@@ -274,21 +273,14 @@ def test_a_table_that_does_not_exist_is_named():
         written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
 
 
-def test_the_figure_of_the_variants_is_drawn_of_one_preset(quick):
-    committed = quick
-    assert variants_figure({"quick": committed}, "quick") is None
+def test_variants_stand_below_the_preset_that_they_vary(quick):
+    assert "Not measured" in tables({"quick": quick})["variants of quick"]
     small, changed = (
-        dataclasses.replace(committed, study={**committed.study, "preset": preset})
+        dataclasses.replace(quick, study={**quick.study, "preset": preset})
         for preset in ("small", "small:no-rotary")
     )
-    studies = {"quick": committed, "1": small, "2": changed}
-    assert variants_figure(studies, "quick") is None
-    loss, _ = variants_figure(studies, "small").panels
-    assert list(dict.fromkeys(row["variant"] for row in loss.rows)) == ["as it is", "no-rotary"]
-    # The means are those of the table.
-    (mean,) = {row["mean"] for row in loss.rows if row["name"] == "b"}
-    row = next(line for line in numbers(committed).splitlines() if "(b) SSMax |" in line)
-    assert f"{mean:.3f}" == row.split("|")[5].split()[0]
+    told = tables({"1": small, "2": changed})["variants of small"].splitlines()
+    assert [line.split(" | ")[0] for line in told[2:]] == ["| as it is", "| no-rotary"]
 
 
 def test_results_hold_records_alone_and_few_bytes():

@@ -215,19 +215,6 @@ SHARPNESS = "evaluate sharpness --tokenizer bytes --data tokens/train --length 1
 
 
 @pytest.mark.slow
-def test_what_was_tuned_is_called_by_its_run(home):
-    for source, run in (("base", "one"), ("same", "two")):
-        shutil.copytree(source, f"runs/{run}/model")
-        (home / "runs" / run / "config.json").write_text("{}")
-    assert cli.run([*SHARPNESS.split(), "--hf", "runs/one/model", "--hf", "runs/two/model"]) == 0
-    assert list(records(home, "sharpness")) == ["one", "two"]
-    # A folder of that name which is no run's has no other.
-    shutil.copytree("base", "model")
-    assert cli.run([*SHARPNESS.split(), "--hf", "model"]) == 0
-    assert list(records(home, "sharpness")) == ["one", "two", "model"]
-
-
-@pytest.mark.slow
 def test_the_table_shows_what_was_asked_for_and_the_page_says_what_else_it_has(home, capsys):
     assert cli.run([*SHARPNESS.split(), "--hf", "base"]) == 0
     assert f"the page: {home}" in capsys.readouterr().out

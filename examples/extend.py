@@ -24,7 +24,7 @@ import ssmax.hf
 from ssmax_lab.data.haystack import ADDRESSES, Haystack, Needle, hide
 from ssmax_lab.data.sources import open_source
 from ssmax_lab.data.tokenizer import sentence_ends
-from ssmax_lab.report.charts import Mark, curves, over_runs, right_of, series_of
+from ssmax_lab.report.charts import Mark, curves, over_runs, series_of
 from ssmax_lab.report.style import Figure, as_svg
 
 CHUNK = 1024
@@ -122,7 +122,7 @@ def draw(before: np.ndarray, after: np.ndarray, train_length: int) -> Any:
     series = series_of(names)
     marks = [Mark(x=train_length, text="training length")]
     drawn = curves(rows, series, x="position", y="loss", log_x=True, marks=marks, dots=True)
-    return Figure(title="SmolLM2, nothing trained", panels=[drawn], right=right_of(series))
+    return Figure(title="SmolLM2, nothing trained", panels=[drawn])
 
 
 def main() -> None:

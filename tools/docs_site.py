@@ -18,7 +18,7 @@ import engines_table
 import licences
 from ssmax_lab.analysis.findings import Findings
 from ssmax_lab.report.page import explorer_page
-from ssmax_lab.report.results import read_results, tables
+from ssmax_lab.report.results_tables import read_results, tables
 
 ROOT = Path(__file__).parent.parent
 FROM_ROOT = {"changes.md": "CHANGELOG.md", "security.md": "SECURITY.md"}
@@ -44,6 +44,7 @@ PACKAGES = {
 
 OVER_ALL = {
     "claims": "Claims, study by study",
+    "retrieval": "Needle retrieval where it can fail",
     "computed": "Claims that are computed",
     "RoPE limit": "RoPE limit and where the loss breaks, in tokens",
     "RoPE base scaling": "What a larger RoPE base costs within the training length, in nats",

@@ -7,14 +7,7 @@ from pathlib import Path
 
 from ssmax._files import write_whole
 from ssmax_lab.report import results_figures
-from ssmax_lab.report.results import (
-    BASES,
-    read_results,
-    recorded,
-    tables,
-    variants_figure,
-    written,
-)
+from ssmax_lab.report.results_tables import read_results, recorded, tables, written
 from ssmax_lab.report.style import as_svg
 from ssmax_lab.study.reproduction import report
 
@@ -32,10 +25,6 @@ def main() -> None:
         _, page = report(study.parent, DRAWN / study.parent.name)
         print(page.relative_to(ROOT))
     results = read_results(RECORDS)
-    for base in BASES:
-        drawn = variants_figure(results, base)
-        if drawn is not None:
-            write_whole(DRAWN / f"variants-of-{base}.svg", as_svg(drawn))
     for name, figure in results_figures.every(results).items():
         write_whole(PICTURES / f"{name}.svg", as_svg(figure))
     write_whole(SHIPPED, recorded(results))

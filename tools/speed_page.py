@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ssmax_lab.report.charts import Series, curves, right_of, short
+from ssmax_lab.report.charts import Series, curves, short
 from ssmax_lab.report.style import INK, QUIET, Figure, Panel, altair, as_svg
 
 ROOT = Path(__file__).parent.parent
@@ -190,11 +190,15 @@ def context_picture() -> Figure:
         panels=panels,
         columns=2,
         width=260,
-        right=right_of(series),
     )
 
 
-TABLES = {"wall clock": wall_clock, "other calls": other_calls, "training": training, "decoding": decoding}
+TABLES = {
+    "wall clock": wall_clock,
+    "other calls": other_calls,
+    "training": training,
+    "decoding": decoding,
+}
 
 
 DRAWN = {"speed": bars_picture, "context": context_picture}

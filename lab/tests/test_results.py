@@ -6,13 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from ssmax_lab.analysis.findings import read_findings
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.cli.study import table
 from ssmax_lab.configurations import look
-from ssmax_lab.report.results import (
+from ssmax_lab.report.results_figures import GROUPS, MORE_THAN_SOFTMAX, every
+from ssmax_lab.report.results_tables import (
     HEADLINES,
     LARGEST_FIRST,
     SHORT,
@@ -21,11 +23,10 @@ from ssmax_lab.report.results import (
     headlines,
     read_results,
     recorded,
+    retrieval,
     tables,
-    variants_figure,
     written,
 )
-from ssmax_lab.report.results_figures import GROUPS, every
 from ssmax_lab.report.study_page import claims as page_claims
 from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
 from ssmax_lab.report.style import as_svg
@@ -126,12 +127,40 @@ def test_the_verdicts_are_those_of_the_claims_on_the_records(name):
     # A variant, or a study of which parts are still to come, need not have all that the
     # headlines are of; one whose time ended before its needles has no retrieval accuracy.
     primary = [one for one in stored if one.verdict != SECONDARY and one.basis != EXACT]
-    assert {one.text for one in primary} <= set(HEADLINES)
-    assert "C5" in {one.claim for one in primary}
+    assert {one.text for one in primary} <= {*HEADLINES, MORE_THAN_SOFTMAX["b"]}
+    assert ("C6" if findings.grids else "C5") in {one.claim for one in primary}
     if findings.tables:
         assert {one.text for one in stored} >= set(HEADLINES)
     if name.partition("_")[2].startswith("quick"):
         assert {one.verdict for one in primary} <= {"model too small", "not measured"}
+
+
+@pytest.mark.parametrize("name", ["2026-11-19_million", "2026-11-19_small-needles"])
+def test_retrieval_where_it_can_fail_is_what_its_raw_records_say(name):
+    """Computed anew with numpy and scipy alone."""
+    findings = read_findings(RECORDS / name)
+    found = {
+        (rule, run.seed): np.array(grid.accuracy)
+        for rule, grids in findings.grids.items()
+        for run, grid in grids.items()
+    }
+    pilot = found.pop(("a", 0))
+    assert pilot[0, 0] >= 0.95
+    cells = (pilot >= 0.1) & (pilot <= 0.9)
+    cells[:, 0] = False
+    seeds = sorted(seed for rule, seed in found if rule == "b")
+    assert all(found[rule, seed][0, 0] >= 0.95 for rule in "ab" for seed in seeds)
+    told = {one.text: one for one in findings.comparisons}
+    for rule, text in MORE_THAN_SOFTMAX.items():
+        less = [found[rule, seed][cells].mean() - found["a", seed][cells].mean() for seed in seeds]
+        expected = scipy.stats.ttest_1samp(less, 0.0)
+        interval = expected.confidence_interval(0.95)
+        one = told[text]
+        assert (one.effect, one.low, one.high) == pytest.approx((np.mean(less), *interval))
+    primary = told[MORE_THAN_SOFTMAX["b"]]
+    assert primary.low < 0 < primary.high and primary.verdict == "inconclusive"
+    row = next(line for line in retrieval({name: findings}).splitlines() if "seeds" in line)
+    assert f"{primary.interval(3)} inconclusive" in row
 
 
 def test_a_claim_has_one_verdict_in_readme_docs_page_and_terminal(quick):
@@ -274,21 +303,14 @@ def test_a_table_that_does_not_exist_is_named():
         written("<!-- results: hedlines -->\n<!-- end of results -->", {"headlines": "| a |"})
 
 
-def test_the_figure_of_the_variants_is_drawn_of_one_preset(quick):
-    committed = quick
-    assert variants_figure({"quick": committed}, "quick") is None
+def test_variants_stand_below_the_preset_that_they_vary(quick):
+    assert "Not measured" in tables({"quick": quick})["variants of quick"]
     small, changed = (
-        dataclasses.replace(committed, study={**committed.study, "preset": preset})
+        dataclasses.replace(quick, study={**quick.study, "preset": preset})
         for preset in ("small", "small:no-rotary")
     )
-    studies = {"quick": committed, "1": small, "2": changed}
-    assert variants_figure(studies, "quick") is None
-    loss, _ = variants_figure(studies, "small").panels
-    assert list(dict.fromkeys(row["variant"] for row in loss.rows)) == ["as it is", "no-rotary"]
-    # The means are those of the table.
-    (mean,) = {row["mean"] for row in loss.rows if row["name"] == "b"}
-    row = next(line for line in numbers(committed).splitlines() if "(b) SSMax |" in line)
-    assert f"{mean:.3f}" == row.split("|")[5].split()[0]
+    told = tables({"1": small, "2": changed})["variants of small"].splitlines()
+    assert [line.split(" | ")[0] for line in told[2:]] == ["| as it is", "| no-rotary"]
 
 
 def test_results_hold_records_alone_and_few_bytes():

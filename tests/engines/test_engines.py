@@ -29,6 +29,8 @@ import extend
 import ssmax.hf
 from ssmax.errors import UsageError
 from ssmax.export import export
+from ssmax.export.forms import GGUF
+from ssmax.export.gguf_file import read_weights
 
 ENGINES = os.environ.get("SSMAX_ENGINES")
 """The folder of their environments."""
@@ -141,7 +143,7 @@ def started(engine, files, tmp_path, variables=None):
     python = Path(ENGINES, engine.environment, "bin", "python")
     return subprocess.run(
         [str(each) for each in (python, *files)], capture_output=True, text=True, env=environment,
-        timeout=900,
+        timeout=3600,
     )  # fmt: skip
 
 
@@ -181,11 +183,18 @@ def without_s(name, home, text):
 
 
 @functools.cache
-def same_form_here(name, form, stored, home, dtype, text):
+def same_form_here(name, form, stored, weights, home, dtype, text):
     """Log-probabilities by a form in Transformers in the same dtype, whose error is allowed."""
-    folder = written(name, form, home, stored, "float32")
-    load = ssmax.hf.from_pretrained if form == "hf" else AutoModelForCausalLM.from_pretrained
-    return of_tokens(log_probabilities(load(folder, dtype=dtype).eval(), list(text)), text)
+    is_folded = form in ("ministral", "gguf")
+    folder = written(name, "ministral" if is_folded else "hf", home, stored, "float32")
+    load = AutoModelForCausalLM.from_pretrained if is_folded else ssmax.hf.from_pretrained
+    model = load(folder, dtype=dtype).eval()
+    if form == "gguf":
+        path = written(name, form, home, stored, weights) / GGUF
+        # With what its blocks have rounded.
+        weights_here = read_weights(path, model.config.to_dict())
+        assert not model.load_state_dict(weights_here, strict=False).unexpected_keys
+    return of_tokens(log_probabilities(model, list(text)), text)
 
 
 def narrowest(cell, found):
@@ -220,14 +229,15 @@ def test_an_engine_computes_what_we_do(cell, home, tmp_path):
 
     texts = [tuple(prompt + new) for prompt, new in zip(asked, found["new"], strict=True)]
     used = narrowest(cell, found)
-    stock = "ministral" if engine.form in ("ministral", "gguf") else "hf"
     errors = {"read": [], "new": []}
     allowed, of_softmax, same, same_again = [], [], 0, 0
     for index, text in enumerate(texts):
         (wanted, likeliest), length = exact(cell.model, home, text), len(asked[index])
         errors["read"].append(torch.tensor(found["read"][index]) - wanted[: length - 1])
         errors["new"].append(torch.tensor(found["new_logprobs"][index]) - wanted[length - 1 :])
-        here = same_form_here(cell.model, stock, cell.stored, home, used, text)
+        here = same_form_here(
+            cell.model, engine.form, cell.stored, cell.weights, home, used, text
+        )  # fmt: skip
         allowed.append(here - wanted)
         of_softmax.append(without_s(cell.model, home, text) - wanted)
         # Their choice after their own tokens, so that one near tie does not count 200 times.
@@ -272,11 +282,13 @@ def put(cell, found):
     RECORD.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
 
 
+BATCHING = ["--continuous-batching", "--cb-max-memory-percent", "0.1"]
+"""By default its cache is nearly all memory that is free when it starts."""
 SERVED = {
     "ministral": ("trained run", []),
     "hf": ("bias per head", ["--trust-remote-code"]),
-    "hf, continuous batching": ("bias per head", ["--trust-remote-code", "--continuous-batching"]),
-    "ministral, continuous batching": ("trained run", ["--continuous-batching"]),
+    "hf, continuous batching": ("bias per head", ["--trust-remote-code", *BATCHING]),
+    "ministral, continuous batching": ("trained run", BATCHING),
 }
 SERVER = Engine(
     name="transformers serve", environment="transformers", runner="transformers_serve", form=""

@@ -15,7 +15,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ssmax.errors import UsageError
 
@@ -346,23 +346,27 @@ POSITION_LOSS, SAME_THETA_LOSS = "position_loss.jsonl", "position_loss_same_thet
 SHARPNESS, NEEDLE = "sharpness.jsonl", "needle.jsonl"
 RETRIEVAL_GRID = "retrieval_grid.jsonl"
 NEEDLE_SCORE, PAPERS_NEEDLE_SCORE = "needle_score.jsonl", "papers_needle.jsonl"
-RECORD_TYPES: dict[
-    str, type[PositionLoss | Sharpness | NeedleTrial | RetrievalGrid | NeedleScore]
-] = {
-    POSITION_LOSS: PositionLoss,
-    SAME_THETA_LOSS: PositionLoss,
-    SHARPNESS: Sharpness,
-    NEEDLE: NeedleTrial,
-    RETRIEVAL_GRID: RetrievalGrid,
-    NEEDLE_SCORE: NeedleScore,
-    PAPERS_NEEDLE_SCORE: NeedleScore,
+
+
+class RecordFile(NamedTuple):
+    """What a file of records holds, in whatever folder of results."""
+
+    kind: type[PositionLoss | Sharpness | NeedleTrial | RetrievalGrid | NeedleScore]
+    job: str
+    """The kind of job that writes it."""
+    findings: str
+    """The field of a study's findings that it is read into."""
+
+
+RECORD_FILES: dict[str, RecordFile] = {
+    POSITION_LOSS: RecordFile(PositionLoss, "loss", "position_losses"),
+    SAME_THETA_LOSS: RecordFile(PositionLoss, "loss", "same_theta_losses"),
+    SHARPNESS: RecordFile(Sharpness, "loss", "sharpness"),
+    NEEDLE: RecordFile(NeedleTrial, "needle", "trials"),
+    RETRIEVAL_GRID: RecordFile(RetrievalGrid, "needle", "grids"),
+    NEEDLE_SCORE: RecordFile(NeedleScore, "needle", "scores"),
+    PAPERS_NEEDLE_SCORE: RecordFile(NeedleScore, "needle", "papers_needle"),
 }
-"""Files of one measurement each, in whatever folder of results, and what their lines are."""
-MADE_BY = {
-    name: "loss" if kind in (PositionLoss, Sharpness) else "needle"
-    for name, kind in RECORD_TYPES.items()
-}
-"""The kind of job that writes a file of records."""
 
 
 def pretrained_folder(study: Path, run: str) -> Path:

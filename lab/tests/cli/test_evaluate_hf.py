@@ -84,17 +84,11 @@ def test_before_and_after_stand_side_by_side_in_one_report(home, capsys):
 
 def test_an_adapter_is_measured_beside_its_base(home, capsys):
     measured = "--hf base --adapter adapter --tokenizer bytes --data tokens/train"
-    for verb in ("position-loss --length 160 --documents 2", "sharpness --length 160 --documents 2",
-                 "needle --length 150 --depths 1 --trials 2 --digits 3",
-                 "needle-score --length 150 --trials 2 --digits 3"):  # fmt: skip
-        assert cli.run(["evaluate", *verb.split(), *measured.split()]) == 0
-    out = capsys.readouterr().out
-    assert "base+adapter" in out and "top needle score, context 150" in out
+    assert cli.run(f"evaluate sharpness --length 160 --documents 2 {measured}".split()) == 0
+    assert "base+adapter" in capsys.readouterr().out
     sharpness = records(home, "sharpness")
     last = {run: found[0].largest[0][0][-1] for run, found in sharpness.items()}
     assert last["base+adapter"] > last["base"]  # s = 3 sharpens
-    losses = records(home, "position_loss")
-    assert losses["base"][0].mean != losses["base+adapter"][0].mean
 
 
 def save_tokenizer(folder, *, letters):
@@ -143,6 +137,7 @@ def test_a_model_reads_text_in_its_own_tokens_behind_its_own_first_token(home, c
     assert "'same' reads other tokens" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_folders_of_one_name_are_called_by_the_folders_around_them(home, capsys):
     for around, folder in (("before", "base"), ("after", "same")):
         shutil.copytree(folder, home / around / "llama")
@@ -217,18 +212,6 @@ def test_what_cannot_be_measured_is_one_line(home, capsys, monkeypatch, typed, m
 
 
 SHARPNESS = "evaluate sharpness --tokenizer bytes --data tokens/train --length 100 --documents 2"
-
-
-def test_what_was_tuned_is_called_by_its_run(home):
-    for source, run in (("base", "one"), ("same", "two")):
-        shutil.copytree(source, f"runs/{run}/model")
-        (home / "runs" / run / "config.json").write_text("{}")
-    assert cli.run([*SHARPNESS.split(), "--hf", "runs/one/model", "--hf", "runs/two/model"]) == 0
-    assert list(records(home, "sharpness")) == ["one", "two"]
-    # A folder of that name which is no run's has no other.
-    shutil.copytree("base", "model")
-    assert cli.run([*SHARPNESS.split(), "--hf", "model"]) == 0
-    assert list(records(home, "sharpness")) == ["one", "two", "model"]
 
 
 @pytest.mark.slow

@@ -95,7 +95,9 @@ sys.exit(cli.run("export tiny-b y".split()))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
+)
 def test_an_export_that_is_stopped_leaves_nothing(tmp_path, number):
     command = [sys.executable, "-c", STOPPED]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:

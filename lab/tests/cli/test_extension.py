@@ -13,43 +13,42 @@ from ssmax_lab.data.haystack import ADDRESSES
 from ssmax_lab.data.sources import open_source
 from ssmax_lab.model.hf_causal_lm import HFCausalLM
 from ssmax_lab.records import NeedleTrial, PositionLoss, Provenance, read_jsonl
-from ssmax_lab.report.before_after import BeforeAfter
+from ssmax_lab.report.before_after import extension_verdict
 
 SMALL = ["--tokenizer", "bytes", "--documents", "2", "--trials", "2", "--digits", "2"]
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A model that was trained to 512 tokens, and the same for 2,048."""
+    """A model that was trained to 288 tokens, and the same for 576."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=128, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=300, eos_token_id=256, max_position_embeddings=512,
+        num_key_value_heads=2, vocab_size=300, eos_token_id=256, max_position_embeddings=288,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     model.save_pretrained("before")
-    ssmax.hf.extend(model, 2048, sharpen="clamp")
+    ssmax.hf.extend(model, 576, sharpen="clamp")
     model.save_pretrained("after")
     ssmax.hf.save(model, "adapter")
     (tmp_path / "text.txt").write_text("A quiet sentence about nothing. And another one.\n" * 200)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "models", ["--hf before after", "--hf before --hf after", "--hf before --adapter adapter"]
-)
+@pytest.mark.parametrize("models", ["--hf before after", "--hf before --adapter adapter"])
 def test_before_and_after_stand_side_by_side(home, capsys, models):
     assert cli.run(["evaluate", *models.split(), "--text", "text.txt", *SMALL]) == 0
     out, err = capsys.readouterr()
-    for shown in ("1,024 to 2,048", "beyond the training", "Inside 512 tokens", "orth having"):
+    for shown in ("positions 512 to 576", "context 576", "Inside 288 tokens", "orth having"):
         assert shown in out
-    assert "left in all" in err
+    assert "document 2/2" in err and "cell 6/6" in err
     losses = read_jsonl(home / "results/position_loss.jsonl", PositionLoss)
-    shown = [float(x) for x in re.search(r"1,024 to 2,048 +(\S+) +(\S+)", out).groups()]
-    assert shown == [round(sum(d[-1] for d in one.binned) / 2, 3) for one in losses]
+    line = next(line for line in out.splitlines() if "positions 512 to 576" in line)
+    shown = [float(x) for x in re.findall(r"(?<= )\d\.\d{4}", line)]
+    assert shown == [round(sum(d[-1] for d in one.binned) / 2, 4) for one in losses]
     assert {one.length for one in read_jsonl(home / "results/needle.jsonl", NeedleTrial)} == {
-        256, 512, 1024, 2048
+        144, 288, 576
     }  # fmt: skip
 
 
@@ -58,7 +57,7 @@ def test_the_same_command_measures_no_needle_twice(home, capsys, monkeypatch):
     assert cli.run(command) == 0
     first = capsys.readouterr().out
     told = [json.loads(line) for line in first.splitlines()]
-    assert sum("run" in each for each in told) == 2 * (1 + 8)
+    assert sum("run" in each for each in told) == 2 * (1 + 6)
     before = read_jsonl(home / "results/needle.jsonl", NeedleTrial)
     monkeypatch.setattr(HFCausalLM, "generate", lambda *_: pytest.fail("measured again"))
     assert cli.run(command) == 0
@@ -69,7 +68,7 @@ def test_the_same_command_measures_no_needle_twice(home, capsys, monkeypatch):
     ("arguments", "message"),
     [
         ("--hf before", "compares two models"),
-        ("--hf before after --length 100", "not longer than the 512"),
+        ("--hf before after --length 100", "not longer than the 288"),
         ("--hf before after --text none.txt", "no text"),
         ("needle --hf before --text text.txt", "--text is read by extension"),
         ("--hf before after --batch 2", "--batch is not an option of extension"),
@@ -116,9 +115,9 @@ def needles(run, share):
 )
 def test_the_sentence_follows_from_the_numbers(after, share, inside, said):
     """A text that is cut to the trained length has the loss of its last octave."""
-    found = BeforeAfter(
-        loss("one", 4.0, 3.5, 6.0), needles("one", 0.0), loss("two", *after), needles("two", share),
+    first, _, last = extension_verdict(
+        (loss("one", 4.0, 3.5, 6.0), needles("one", 0.0)),
+        (loss("two", *after), needles("two", share)),
         train_length=128,
-    )  # fmt: skip
-    first, _, last = found.verdict()
+    )
     assert inside in first and last.startswith(said)

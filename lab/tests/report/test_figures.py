@@ -6,8 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from ssmax_lab.analysis.figure_inputs import figure3_input, softmax_output_of_last
-from ssmax_lab.analysis.fits import fit_shapes
+from ssmax_lab.analysis.formulas import figure3_input, fit_shapes, softmax_output_of_last
 from ssmax_lab.analysis.measures import by_octave
 from ssmax_lab.configurations import labels
 from ssmax_lab.records import (

@@ -6,14 +6,8 @@ import pytest
 
 from ssmax_lab.analysis.findings import Findings, Replica
 from ssmax_lab.model import LM, LMConfig
-from ssmax_lab.records import NeedleTrial, Provenance
-from ssmax_lab.report.captions import PAPER
-from ssmax_lab.report.study_page import (
-    PAPERS_MODEL,
-    PAPERS_TOKENS_A_STEP,
-    beside_paper,
-    study_figures,
-)
+from ssmax_lab.report.figures import study_figures
+from ssmax_lab.report.study_page import PAPERS_MODEL, PAPERS_TOKENS_A_STEP
 from ssmax_lab.report.study_page import note as told_of
 from ssmax_lab.study.presets import VARIANTS, Study, gpu, paper, quick, small, study_named
 from ssmax_lab.train.config import TrainConfig
@@ -124,48 +118,11 @@ def test_the_note_tells_what_was_added_to_the_recipe():
     assert "Added" not in note(paper())
 
 
-def test_a_study_that_tells_little_of_itself_has_a_page_all_the_same():
-    found = findings()
-    found.study["pretraining"] = {"model": {"train_length": 64, "theta": 10_000.0}}
-    assert "parameters" not in told_of(found)
-    assert found.rope_limit is None
-
-
 def test_the_rope_limit_is_told_where_positions_turn():
     assert findings().rope_limit == pytest.approx(256 * 16 ** (4 / 8))
     half = findings(changed(quick(), model__rotary_dim=8))
     assert half.rope_limit == pytest.approx(256 * 16 ** (2 / 4))
     assert findings(changed(quick(), model__rotary_dim=0)).rope_limit is None
-
-
-def values_beside(found: Findings) -> dict[str, list[str]]:
-    return {row[0]: row[1:] for table in beside_paper(found).values() for row in table.rows}
-
-
-def test_the_papers_values_stand_beside_ours():
-    found = findings()
-    found.curves = {
-        "a": {Replica(0): ([1, 2], [3.0, 2.5])},
-        "b": {Replica(0): ([1, 2], [3.0, 2.0])},
-    }
-    here = Provenance(commit="", config_hash="", versions={}, device="", seed=0, date="")
-    found.trials["b"] = {
-        Replica(0): [
-            NeedleTrial(
-                run="b", length=length, depth=0.5, trial=0, city="", number="1", said="",
-                is_whole=length < 2048, first_digit=True, digits_right=0, provenance=here,
-            )
-            for length in (256, 512, 1024, 2048)
-        ]
-    }  # fmt: skip
-    told = values_beside(found)
-    assert told["s"] == ["0.43", "0.43"]
-    assert told["training length"] == ["1,024", "256"]
-    assert told["loss of the last tenth, from the lowest"][1] == "(b) 2.000, (a) 2.500"
-    whole = told["(b) finds half of the numbers or more to"]
-    assert whole == ["about 10 times T", "4 times T; 67 % of all beyond T"]
-    assert told["(a) finds half of the numbers or more to"][1] == "\u2013"
-    assert {row for rows in PAPER.values() for row in rows} == set(told)
 
 
 def test_a_single_run_is_named_by_its_seed():

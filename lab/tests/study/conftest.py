@@ -26,6 +26,17 @@ def tokens(text):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Studies whose page is not looked at are not drawn, which takes seconds."""
+
+    def draw(findings, folder):
+        (folder / "report.html").touch()
+        return folder / "report.html"
+
+    monkeypatch.setattr("ssmax_lab.study.reproduction.draw", draw)
+
+
+@pytest.fixture
 def tiny(text):
     study = quick()
     pretraining = study.pretraining.with_overrides(

@@ -10,7 +10,8 @@ from ssmax_lab.analysis.findings import Findings, Replica
 from ssmax_lab.analysis.statistics import overall
 from ssmax_lab.cli.study import table
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, Provenance, Sharpness
-from ssmax_lab.report.study_page import claims, study_figures, study_page
+from ssmax_lab.report.figures import study_figures
+from ssmax_lab.report.study_page import claims, study_page
 from ssmax_lab.study.claims import MARGINS, judge
 from ssmax_lab.study.presets import quick
 from ssmax_lab.train.recipes import PRETRAINING, configured

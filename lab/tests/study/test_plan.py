@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from ssmax_lab.study.plan import (
-    begins_at,
     expected_seconds,
-    makespan,
+    expected_time,
     mark_done,
     plan,
     read_figures,
@@ -31,7 +30,7 @@ def test_quick_has_softmax_ssmax_and_the_control_and_fits_fifteen_minutes():
     jobs = plan(quick())
     assert {job.configuration for job in jobs} == {"", "a", "b", "temperature"}
     assert {job.kind for job in jobs} == {"data", "pretrain", "loss", "needle"}
-    assert makespan(quick(), jobs, workers=2) < 15 * 60
+    assert expected_time(quick(), jobs, workers=2) < 15 * 60
     assert "pretrain-probe-0" in {
         job.name for job in plan(quick(), configurations=["probe"], seeds=1)
     }
@@ -82,7 +81,6 @@ def test_f_goes_on_from_a_where_both_are_wanted():
     assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
     whole = small().seconds["pretrain"]
     assert expected_seconds(small(), both) == whole / 8
-    assert begins_at(small(), both) == 7 / 8 and begins_at(small(), alone) == 0.0
     assert expected_seconds(small(), alone) == whole
 
 
@@ -95,7 +93,7 @@ def test_what_is_done_is_known_by_its_mark(tmp_path):
 
 def test_workers_share_the_time():
     jobs = plan(small())
-    one, two = (makespan(small(), jobs, workers) for workers in (1, 2))
+    one, two = (expected_time(small(), jobs, workers) for workers in (1, 2))
     assert one == sum(expected_seconds(small(), job) for job in jobs)
     assert 0.5 * one <= two < 0.6 * one
 
@@ -106,29 +104,12 @@ def test_a_run_is_measured_before_the_next_is_trained():
     assert names[5:6] == ["pretrain-a-0"] and names[9:10] == ["pretrain-b-1"]
 
 
-def test_where_one_training_fills_the_machine_there_is_no_second_beside_it():
+def test_where_one_training_fills_the_machine_they_take_one_after_the_other():
     study = gpu()
-    seconds = study.seconds
-    jobs = plan(study, configurations=["a", "b"], seeds=1, figures=[6])
-    prepared = [job for job in jobs if job.kind != "data"]
-    # a's fine-tuning and needles are over before b is trained.
-    after = seconds["finetune"] + seconds["needle"]
-    assert makespan(study, prepared, workers=2) == 2 * seconds["pretrain"] + after
+    jobs = plan(study, configurations=["a", "b"], seeds=1, figures=[4], has_text=True)
+    assert expected_time(study, jobs, workers=2) == 2 * study.seconds["pretrain"]
     together = dataclasses.replace(study, trains_alone=False)
-    assert makespan(together, prepared, workers=2) == seconds["pretrain"] + after
-
-
-def test_what_is_being_done_counts_with_what_is_left_of_it():
-    study = gpu()
-    jobs = plan(study, configurations=["a"], seeds=1)
-    left = [job for job in jobs if job.kind != "data"]
-    whole = makespan(study, left, workers=1)
-    begun = makespan(study, left, workers=1, done={"pretrain-a-0": 0.25})
-    assert whole - begun == pytest.approx(study.seconds["pretrain"] / 4)
-    # Though it stands behind others in the plan.
-    tail = [job for job in left if job.kind in ("loss", "needle")]
-    alone = makespan(study, tail, workers=1, done={"needle-a-0": 0.5})
-    assert alone == pytest.approx(study.seconds["loss"] + study.seconds["needle"] / 2)
+    assert expected_time(together, jobs, workers=2) == study.seconds["pretrain"]
 
 
 def test_figures_are_read_as_people_write_them():

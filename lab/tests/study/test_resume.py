@@ -16,6 +16,8 @@ from ssmax_lab.data.preparation import prepare
 from ssmax_lab.study import scheduler
 from ssmax_lab.study.reproduction import report, reproduce
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     tiny, tokens, tmp_path, caplog, monkeypatch
@@ -126,7 +128,7 @@ def test_a_folder_holds_one_text_whatever_its_path(tiny, text, tokens, tmp_path)
     (tmp_path / "texts" / "1.txt").write_text("Water. " * 2000)
     prepare(str(tmp_path / "texts"), tmp_path / "tokens", tokenizer="bytes", workers=1,
             validation_fraction=0.5)  # fmt: skip
-    with pytest.raises(ValueError, match="was begun with other tokens in its data folder"):
+    with pytest.raises(ValueError, match="was begun with other tokens than --data"):
         reproduce(tiny, tmp_path / "s", **asked)
 
 
@@ -138,7 +140,7 @@ def test_questions_are_known_by_what_they_are_not_by_where(tiny, tokens, tmp_pat
         study = tiny.with_questions(f"{tmp_path / name / 'q.json'}+hidden:5")
         assert reproduce(study, tmp_path / "s", **asked).is_whole
     (tmp_path / "there" / "q.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"was begun with other questions than those in .*there"):
+    with pytest.raises(ValueError, match=r"begun with other questions than --questions .*there"):
         reproduce(study, tmp_path / "s", **asked)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(tiny.with_questions("hidden:5"), tmp_path / "s", **asked)
@@ -190,6 +192,7 @@ def test_what_a_study_decides_is_not_set(key, tmp_path, capsys):
     assert f"{key.partition('=')[0]} is different for every run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path):
     folder = tmp_path / "s"
     reproduce(tiny, folder, configurations=["a"], seeds=1, figures=[5], data=tokens)

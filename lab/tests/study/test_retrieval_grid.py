@@ -29,16 +29,19 @@ def taught(tiny):
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_that_teaches_in_pretraining_measures_every_base_and_length(
     taught, tokens, tmp_path
 ):
     done = reproduce(
-        taught, tmp_path / "s", configurations=["a", "b", "clamp", "b_held"], seeds=2, data=tokens
-    )
+        taught, tmp_path / "s", configurations=["b", "clamp", "b_held"], seeds=1, first_seed=1,
+        figures=[6], data=tokens,
+    )  # fmt: skip
     assert done.is_whole, done.failed
     found = read_findings(tmp_path / "s")
-    assert set(found.grids["a"]) == {Replica(0), Replica(1)}
-    assert set(found.grids["b_held"]) == {Replica(1)}
+    assert {name: set(grids) for name, grids in found.grids.items()} == {
+        name: {Replica(1)} for name in ("b", "clamp", "b_held")
+    }
     grid = found.grids["b"][Replica(1)]
     assert grid.lengths == [112, 128, 256, 512] and grid.base_factors == [1.0, 4.0]
     assert np.shape(grid.accuracy) == (2, 4) and np.shape(grid.weights) == (2, 4, 1, 2)

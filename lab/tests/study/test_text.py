@@ -10,8 +10,8 @@ import pytest
 
 from ssmax_lab import cli
 from ssmax_lab.data.tokenizer import load_tokenizer
+from ssmax_lab.study.presets import EMBEDDED_TOKENS, check_source
 from ssmax_lab.study.reproduction import reproduce
-from ssmax_lab.study.text import EMBEDDED_TOKENS, check_source
 
 
 @pytest.fixture
@@ -106,6 +106,7 @@ def test_a_source_has_its_full_path(home):
     assert check_source("embedded") == "embedded" and check_source("hf:a:b") == "hf:a:b"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_study_keeps_its_text(tiny, tokens, tmp_path):
     """Prepared from another it would be another study; its own tokens may come from anywhere."""
     study = dataclasses.replace(tiny, source=str(tmp_path / "here" / "texts"))

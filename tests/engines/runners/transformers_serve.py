@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _wait(server, address) -> None:
-    for _ in range(300):
+    for _ in range(1200):
         assert server.poll() is None, f"the server ended with {server.returncode}"
         try:
             urllib.request.urlopen(address).close()

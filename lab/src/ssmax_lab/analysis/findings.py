@@ -9,30 +9,21 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.rope import rope_limit_of
+from ssmax_lab.analysis.formulas import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS, PROBE
 from ssmax_lab.records import (
     ARCHIVE,
     DONE,
-    MADE_BY,
     METRICS,
-    NEEDLE,
-    NEEDLE_SCORE,
-    PAPERS_NEEDLE_SCORE,
     PARTS,
-    POSITION_LOSS,
-    RECORD_TYPES,
+    RECORD_FILES,
     RESULTS,
-    RETRIEVAL_GRID,
     RUN_CONFIG,
     RUNS,
-    SAME_THETA_LOSS,
-    SHARPNESS,
     STUDY,
     VERDICTS,
     Comparison,
@@ -46,18 +37,17 @@ from ssmax_lab.records import (
     read_metrics,
 )
 
-_KINDS = {"part": str, "jobs": list, "commands": list, "texts": dict}
-"""What else a study's file may hold, and its types."""
-_HOMES = {
-    POSITION_LOSS: "position_losses",
-    SAME_THETA_LOSS: "same_theta_losses",
-    SHARPNESS: "sharpness",
-    NEEDLE: "trials",
-    RETRIEVAL_GRID: "grids",
-    NEEDLE_SCORE: "scores",
-    PAPERS_NEEDLE_SCORE: "papers_needle",
+_KINDS: dict[str, Any] = {"part": str, "jobs": list, "commands": list, "texts": dict, "study": dict}
+_KINDS_IN_STUDY: dict[str, Any] = {
+    "preset": str,
+    "theta_factor": (int, float),
+    "needle_lengths": list,
+    "pretraining": dict,
+    "finetuning": dict,
+    "questions": str,
+    "tokenizer": str,
 }
-"""Where the records of a file go."""
+"""What no report can do without in a study's file, and its types."""
 
 
 class Replica(NamedTuple):
@@ -102,7 +92,8 @@ class Findings:
     @property
     def by_configuration(self) -> list[ByReplica[Any]]:
         """What was measured of every configuration, a kind each."""
-        return [self.curves, self.scales, *(getattr(self, home) for home in _HOMES.values())]
+        homes = (getattr(self, one.findings) for one in RECORD_FILES.values())
+        return [self.curves, self.scales, *homes]
 
     @property
     def runs(self) -> dict[str, int]:
@@ -121,17 +112,10 @@ class Findings:
 
     @property
     def rope_limit(self) -> float | None:
-        """The RoPE limit at the test's theta.
-
-        None where nothing bounds positions, and of a study that does not tell its head size.
-        """
-        model = self.study["pretraining"]["model"]
-        try:
-            head_dim = model["head_dim"] or model["hidden_size"] // model["num_heads"]
-            rotary_dim = head_dim if model["rotary_dim"] is None else model["rotary_dim"]
-        except KeyError:
-            return None
-        factor = self.study["theta_factor"]
+        """The RoPE limit at the test's theta; None where nothing bounds positions."""
+        model, factor = self.study["pretraining"]["model"], self.study["theta_factor"]
+        head_dim = model["head_dim"] or model["hidden_size"] // model["num_heads"]
+        rotary_dim = head_dim if model["rotary_dim"] is None else model["rotary_dim"]
         limit = rope_limit_of(self.train_length, model["theta"], rotary_dim, factor)
         return limit if limit < math.inf else None
 
@@ -141,16 +125,11 @@ class Findings:
         parts = {replica.part for found in self.curves.values() for replica in found}
         return len(parts) > 1
 
-    @property
-    def theta(self) -> float:
-        """At test time."""
-        return self.study["pretraining"]["model"]["theta"] * self.study["theta_factor"]
-
 
 def read_findings(folder: Path) -> Findings:
     """Read the findings of a study's folder, from the jobs that are done."""
     values = read_study_file(folder)
-    findings = Findings(study=values["study"], commands=values.get("commands", []))
+    findings = Findings(study=values["study"], commands=values["commands"])
     if (folder / PARTS).is_dir():
         archives = sorted((folder / PARTS).glob(f"*{ARCHIVE}"))
         for archive in archives:
@@ -159,7 +138,7 @@ def read_findings(folder: Path) -> Findings:
             with unpacked(archive) as part:
                 _read_part(findings, part, name)
     else:
-        _read_part(findings, folder, values.get("part", ""))
+        _read_part(findings, folder, values["part"])
     for kind in findings.by_configuration:
         # In the paper's order, whichever part brought what.
         in_order = sorted(kind.items(), key=lambda one: list(CONFIGURATIONS).index(one[0]))
@@ -182,32 +161,21 @@ def read_study_file(folder: Path) -> dict[str, Any]:
             f"{folder} is no study: it holds no {STUDY}; make one with ssmax-lab reproduce"
         )
     try:
-        values = json.loads(path.read_text())
+        values: dict[str, Any] = {"part": "", "jobs": [], "commands": [], "texts": {}}
+        values |= json.loads(path.read_text())
         study = values["study"]
-        if not isinstance(study, dict):
-            raise TypeError(f"study must be dict, got {study!r:.40}")
-        # What no report can do without.
-        itemgetter("preset", "theta_factor", "needle_lengths")(study)
-        itemgetter("train_length", "theta")(study["pretraining"]["model"])
-        for name, kind in _KINDS.items():
-            if not isinstance(values.get(name, kind()), kind):
-                raise TypeError(f"{name} must be {kind.__name__}, got {values[name]!r:.40}")
-        if not all(isinstance(command, str) for command in values.get("commands", [])):
-            raise TypeError("commands must be texts")
-        return {**values, "study": study}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise no_study(path, error) from None
-
-
-def no_study(path: Path, error: Exception) -> UsageError:
-    """Say why a file is not the record of a study, without Python's words for it."""
-    if isinstance(error, RecursionError):
+        for there, kinds in ((values, _KINDS), (study, _KINDS_IN_STUDY)):
+            for name, kind in kinds.items():
+                if not isinstance(there[name], kind):
+                    raise TypeError(f"{name} is {there[name]!r:.40}")
+        " ".join(values["commands"])
+        _ = study["pretraining"]["model"]["train_length"] + study["pretraining"]["model"]["theta"]
+        return values
+    except RecursionError:
         why = "it is nested too deeply"
-    elif isinstance(error, KeyError):
-        why = f"it lacks {error}"
-    else:
-        why = str(error)
-    return UsageError(
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+    raise UsageError(
         f"{path} is not the record of a study: {why}; bring back the one that "
         "ssmax-lab reproduce wrote"
     )
@@ -228,7 +196,8 @@ def unpacked(archive: Path) -> Iterator[Path]:
             yield Path(folder)
         except UsageError as error:
             # Who reads it has the archive, not the folder.
-            raise UsageError(str(error).replace(f"{folder}/", f"{archive}: ")) from None
+            words = str(error).replace(f"{folder}/", "").replace(folder, "it")
+            raise UsageError(f"{archive}: {words}") from None
 
 
 def _read_part(findings: Findings, folder: Path, part: str) -> None:
@@ -238,28 +207,24 @@ def _read_part(findings: Findings, folder: Path, part: str) -> None:
             _read_run(findings, run, name, Replica(seed, part))
     for results, name, seed in _folders(folder / RESULTS):
         replica = Replica(seed, part)
-        for file, home in _HOMES.items():
-            path, job, kind = results / file, f"{MADE_BY[file]}-{name}-{seed}", RECORD_TYPES[file]
+        for file, one in RECORD_FILES.items():
+            path, job = results / file, f"{one.job}-{name}-{seed}"
             # A study of before a measurement existed goes without it.
             if job in done and path.is_file():
-                records = _newest(read_jsonl(path, kind))
+                records = read_jsonl(path, one.kind)
                 if not records:
                     raise UsageError(
                         f"{path} is empty; take away {DONE}/{job}.json, and ssmax-lab reproduce "
                         "does that job again"
                     )
-                is_one = kind in (PositionLoss, Sharpness, RetrievalGrid)
-                found = getattr(findings, home).setdefault(name, {})
+                # Those that other settings left do not count.
+                last = records[-1].provenance.config_hash
+                records = [record for record in records if record.provenance.config_hash == last]
+                is_one = one.kind in (PositionLoss, Sharpness, RetrievalGrid)
+                found = getattr(findings, one.findings).setdefault(name, {})
                 found[replica] = records[-1] if is_one else records
                 words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
                 findings.provenances.append((words, records[-1].provenance))
-
-
-def _newest(records: list[Any]) -> list[Any]:
-    """Keep the records of the last measurement; those that other settings left do not count."""
-    return [
-        one for one in records if one.provenance.config_hash == records[-1].provenance.config_hash
-    ]
 
 
 def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:

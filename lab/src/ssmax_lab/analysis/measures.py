@@ -111,6 +111,16 @@ def retrieval_accuracy(length: int, *, is_long: bool) -> Callable[[list[NeedleTr
     return accuracy
 
 
+def accuracy_at(length: int) -> Callable[[list[NeedleTrial]], float]:
+    """Make the function that gives the accuracy in contexts of one size; nan where none are."""
+
+    def accuracy(trials: list[NeedleTrial]) -> float:
+        found = [one.is_whole for one in trials if one.length == length]
+        return float(np.mean(found)) if found else math.nan
+
+    return accuracy
+
+
 def accuracy_map(trials: Sequence[NeedleTrial]) -> tuple[list[int], list[float], np.ndarray]:
     """Compute context sizes, depths, and the needle retrieval accuracy: (depths, sizes)."""
     lengths = sorted({trial.length for trial in trials})

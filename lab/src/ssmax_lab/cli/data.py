@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,23 +97,17 @@ def text_of_shipped(run: Path) -> Path | None:
 
 def default_data(recipe: str) -> Path:
     """Find the tokens that a recipe takes when it is given none; prepare them where missing."""
-    from ssmax_lab.data.preparation import prepare
     from ssmax_lab.data.shards import INDEX, TRAIN
     from ssmax_lab.train.recipes import DEFAULT_TEXT
 
     source, tokenizer = DEFAULT_TEXT[recipe]
-    name = source.rsplit("/", 1)[-1].lower()
-    folder = Path("data") / f"{name}-{tokenizer}"
-    if (folder / TRAIN / INDEX).is_file():
-        return folder
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    folder = Path("data") / f"{source.rsplit('/', 1)[-1].lower()}-{tokenizer}"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not (folder / TRAIN / INDEX).is_file():
         raise UsageError(
             f"{folder} is not prepared yet; before several ranks start, run: "
             f"ssmax-lab data prepare {source} {folder} --tokenizer {tokenizer}"
         )
-    logger.info(f"no --data given: preparing {source!r} in {folder}, once")
-    prepare(source, folder, tokenizer=tokenizer)
-    return folder
+    return _prepared(source, folder, tokenizer=tokenizer)
 
 
 def text_in_tokens(source: str | None, tokenizer: str) -> Path:
@@ -121,8 +115,6 @@ def text_in_tokens(source: str | None, tokenizer: str) -> Path:
     import hashlib
 
     from ssmax_lab.data.haystack import ADDRESSES
-    from ssmax_lab.data.preparation import prepare
-    from ssmax_lab.data.shards import INDEX, TRAIN
     from ssmax_lab.data.tokenizer import load_tokenizer
 
     path = ADDRESSES if source is None else Path(source)
@@ -134,20 +126,22 @@ def text_in_tokens(source: str | None, tokenizer: str) -> Path:
     known = hashlib.sha256(repr(stamps).encode()).hexdigest()[:8]
     vocabulary = load_tokenizer(tokenizer).vocabulary.hash[:12]
     folder = Path("data") / f"{path.name.partition('.')[0]}-{known}-{vocabulary}"
-    if not (folder / TRAIN / INDEX).is_file():
-        logger.info(f"preparing {path.name} in {folder}, once")
-        prepare(path, folder, tokenizer=tokenizer, validation_fraction=0.0)
-    return folder
+    return _prepared(str(path), folder, tokenizer=tokenizer, validation_fraction=0.0)
 
 
 def default_text(tokenizer: str) -> Path:
     """Find the embedded text in the tokens of a tokenizer, to measure with; prepare it once."""
-    from ssmax_lab.data.preparation import prepare
-    from ssmax_lab.data.shards import INDEX, TRAIN
     from ssmax_lab.data.tokenizer import load_tokenizer
 
     folder = Path("data") / f"embedded-{load_tokenizer(tokenizer).vocabulary.hash[:12]}"
+    return _prepared("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
+
+
+def _prepared(source: str, folder: Path, **options: Any) -> Path:
+    from ssmax_lab.data.preparation import prepare
+    from ssmax_lab.data.shards import INDEX, TRAIN
+
     if not (folder / TRAIN / INDEX).is_file():
-        logger.info(f"no --data given: preparing the embedded text in {folder}, once")
-        prepare("embedded", folder, tokenizer=tokenizer, validation_fraction=MEASURED)
+        logger.info(f"preparing {source!r} in {folder}, once")
+        prepare(source, folder, **options)
     return folder

@@ -1,16 +1,13 @@
 """Measure what the paper measures, of a run or of Hugging Face models, from the command line."""
 
-import functools
 import itertools
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ssmax._progress import log_progress, roughly
 from ssmax.cli.options import Device, Json
 from ssmax.errors import UsageError
 from ssmax_lab.cli.data import default_text, text_in_tokens, text_of_shipped
@@ -160,11 +157,12 @@ def evaluate(
         ])  # fmt: skip
     else:
         measurements = _hf_measurements(hf, adapter, tokenizer, data, results, device)
-    measure, measured = MEASURE[what], []
+    measured = []
     for here in measurements:
         if hf and not json_:
             print(here.run)
-        measure(here, as_json=json_, **options)
+        for records, lines in MEASURE[what](here, **options):
+            _show(records, lines, as_json=json_)
         measured.append(here.run)
     if hf and not json_:
         _show_side_by_side(results, measured)
@@ -303,16 +301,14 @@ def _extension(
     """Measure two models on long texts, and say what the second one's longer context is worth."""
     import numpy as np
 
-    from ssmax.hf.extension import KEY
-    from ssmax_lab.model.hf_causal_lm import causal_config, check_memory
-    from ssmax_lab.report.before_after import BeforeAfter
-    from ssmax_lab.report.side_by_side import write_side_by_side
+    from ssmax_lab.model.hf_causal_lm import check_memory
+    from ssmax_lab.report.before_after import extension_verdict
 
     if len(hf) + (adapter is not None) != 2:
         raise UsageError(
             "extension compares two models: --hf BEFORE AFTER, or --hf BASE --adapter ADAPTER"
         )
-    trained, to = _lengths(hf, adapter, causal_config, KEY)
+    trained, to = _lengths(hf, adapter)
     longest = length or to
     if longest <= trained:
         raise UsageError(
@@ -325,94 +321,48 @@ def _extension(
     # Shorter ones have no room for a needle and its question.
     contexts = [n for n in contexts if n >= SHORTEST] or [longest]
     depths = ((np.arange(trials) + 0.5) / trials).round(4).tolist()
-    texts, prompts = [longest] * documents, [n for n in contexts for _ in depths]
-    work = _Work([*texts, *prompts])
     found = []
     for here in _hf_measurements(
         hf, adapter, tokenizer, data, results, device, text, has_own_text=True
     ):
+        logger.info(here.run)
         check_memory(getattr(here.model, "model"), longest)  # noqa: B009 (of Hugging Face alone)
-        loss = here.position_loss(
-            length=longest,
-            documents=documents,
-            on_progress=work.of(here.run, texts),
-        )
+        loss = here.position_loss(length=longest, documents=documents)
         needles = here.needle(
             lengths=contexts, depths=depths, trials=1, digits=digits or USUAL_DIGITS, batch=1,
-            seed=seed, begun=True, on_progress=work.of(here.run, prompts),
+            seed=seed, begun=True,
         )  # fmt: skip
         found.append((loss, needles))
         if as_json:
-            _print_lines([loss, *needles])
+            _show([loss, *needles], (), as_json=True)
     if as_json:
         return
-    compared = BeforeAfter(*found[0], *found[1], train_length=trained)
-    print("\n".join([*compared.table(), "", *compared.verdict()]))
-    print(f"\nthe page: {write_side_by_side(results)[1].resolve()}")
+    _show_side_by_side(results, [loss.run for loss, _ in found])
+    print("\n" + "\n".join(extension_verdict(*found, train_length=trained)))
 
 
-def _lengths(
-    hf: Sequence[str], adapter: Path | None, config: Callable[[str], dict[str, Any]], key: str
-) -> tuple[int, int]:
+def _lengths(hf: Sequence[str], adapter: Path | None) -> tuple[int, int]:
     """Find the trained length and the one that a model was extended to."""
     import json
 
+    from ssmax.hf.extension import KEY
     from ssmax.hf.sources import CONFIG
+    from ssmax_lab.model.hf_causal_lm import causal_config
 
+    configs = [causal_config(source) for source in hf]
+    about = configs[-1].get(KEY)
     if adapter is not None:
         about = json.loads((adapter / CONFIG).read_text()).get("extension")
-    else:
-        about = config(hf[1]).get(key)
     if about is not None:
         return about["train_length"], about["to"]
-    before, after = (
-        _longest(config(source)) for source in (hf[0], hf[-1] if adapter is None else hf[0])
-    )
-    if before is None or after is None:
+    key = "max_position_embeddings"
+    limits: list[Any] = [one.get(key) or one.get("text_config", {}).get(key) for one in configs]
+    if None in limits:
         raise UsageError(
             "neither model says how long its contexts are; extend one with ssmax extend"
         )
+    before, after = limits[0], limits[-1]
     return before, after if after > before else 4 * before
-
-
-def _longest(config: dict[str, Any]) -> int | None:
-    return config.get("max_position_embeddings") or config.get("text_config", {}).get(
-        "max_position_embeddings"
-    )
-
-
-class _Work:
-    """Progress of texts of different lengths, twice, with the time that is left."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self._left = 2 * sum(map(_cost, lengths))
-        self._seconds, self._done = 0.0, 0.0
-
-    def of(self, run: str, lengths: Sequence[int]) -> Callable[[str, int, int], None]:
-        """Make what is told how many of these texts are done."""
-        began, told = time.monotonic(), 0
-
-        def tell(what: str, done: int, total: int) -> None:
-            nonlocal began, told
-            cost = sum(map(_cost, lengths[told:done]))
-            now = time.monotonic()
-            # What was measured by an earlier command takes no time, and says nothing of the rest.
-            if now - began > 0.01:
-                self._seconds, self._done = self._seconds + now - began, self._done + cost
-            self._left -= cost
-            began, told = now, done
-            rate = self._seconds / self._done if self._done else 0.0
-            log_progress(
-                logger, f"{run}: {'text' if what == 'document' else 'needle'}", done, total,
-                f"about {roughly(rate * self._left)} left in all" if self._left > 0 else "",
-            )  # fmt: skip
-
-        return tell
-
-
-def _cost(length: int) -> float:
-    """Estimate what reading a text takes: its tokens, and attention among them."""
-    return length * (1 + length / 16384)
 
 
 def _with_its_folder(source: str, name: str) -> str:
@@ -434,52 +384,55 @@ def _show_side_by_side(results: Path, runs: Sequence[str]) -> None:
     print(f"\nthe page{beside}: {page.resolve()}")
 
 
-def _position_loss(
-    here: "Measurement", *, length: int, documents: int, batch: int, as_json: bool
-) -> None:
+Measured = Iterator[tuple[Sequence[Any], Sequence[str]]]
+"""Records, and the lines that tell them."""
+
+
+def _show(records: Sequence[Any], lines: Sequence[str], *, as_json: bool) -> None:
+    """Print records as lines for a script, or what a person reads of them."""
+    from ssmax_lab.records import to_jsonl
+
+    print(to_jsonl(records).rstrip("\n") if as_json else "\n".join(lines))
+
+
+def _position_loss(here: "Measurement", *, length: int, documents: int, batch: int = 1) -> Measured:
     from ssmax_lab.records import POSITION_LOSS
 
-    record = here.position_loss(
-        length=length, documents=documents, batch=batch, on_progress=_progress
-    )
-    if as_json:
-        return _print_lines([record])
-    for (start, stop), column in zip(
-        itertools.pairwise(record.edges), zip(*record.binned, strict=True), strict=True
-    ):
-        print(f"positions {start:6,} to {stop:6,}  loss {sum(column) / len(column):.4f}")
+    record = here.position_loss(length=length, documents=documents, batch=batch)
+    ranges = zip(itertools.pairwise(record.edges), zip(*record.binned, strict=True), strict=True)
+    lines = [
+        f"positions {start:6,} to {stop:6,}  loss {sum(losses) / len(losses):.4f}"
+        for (start, stop), losses in ranges
+    ]
     fewer = f" ({documents} asked for: the text has no more)" if record.count < documents else ""
-    print(f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}")
+    yield [record], [*lines, f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}"]
 
 
 def _needle(
     here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
-    as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    **options: Any,
+) -> Measured:  # fmt: skip
     import numpy as np
 
     from ssmax_lab.eval.retrieval import accuracy
     from ssmax_lab.records import NEEDLE
 
     lengths = length or [here.usual_length * factor for factor in (1, 2, 4)]
-    places = [0.5] if depths == 1 else np.linspace(0, 1, max(depths, 0)).round(4).tolist()
-    found = here.needle(
-        lengths=lengths, depths=places, digits=_digits(here, digits), on_progress=_progress,
-        **options,
-    )  # fmt: skip
-    if as_json:
-        return _print_lines(found)
+    places = [0.5] if depths == 1 else np.linspace(0, 1, depths).round(4).tolist()
+    found = here.needle(lengths=lengths, depths=places, digits=_digits(here, digits), **options)
+    lines = []
     for tokens in lengths:
         cells = [trial for trial in found if trial.length == tokens]
         first = sum(trial.first_digit for trial in cells) / len(cells)
-        print(f"context {tokens:6,}  whole number {accuracy(cells):.3f}  first digit {first:.3f}")
-    print(here.results / NEEDLE)
+        whole = accuracy(cells)
+        lines.append(f"context {tokens:6,}  whole number {whole:.3f}  first digit {first:.3f}")
+    yield found, [*lines, f"{here.results / NEEDLE}"]
 
 
 def _needle_score(
-    here: "Measurement", *, length: int | None, depth: float | None, trials: int,
-    digits: int | None, as_json: bool, **options: Any,
-) -> None:  # fmt: skip
+    here: "Measurement", *, length: int | None, trials: int, digits: int | None,
+    depth: float | None = None, **options: Any,
+) -> Measured:  # fmt: skip
     import numpy as np
 
     from ssmax_lab.eval.retrieval import top_heads
@@ -487,49 +440,43 @@ def _needle_score(
 
     scores = here.needle_scores(
         length=length or 2 * here.usual_length, depth=depth, trials=trials,
-        digits=_digits(here, digits), on_progress=_progress, **options,
+        digits=_digits(here, digits), **options,
     )  # fmt: skip
-    if as_json:
-        return _print_lines(scores)
     mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
-    for layer, head, score in top_heads(mean, 5):
-        print(f"layer {layer:2} head {head:2}  mean needle score {score:.4f}")
-    print(f"needle retrieval accuracy {np.mean([score.is_whole for score in scores]):.3f}")
-    print(here.results / NEEDLE_SCORE)
+    lines = [
+        f"layer {layer:2} head {head:2}  mean needle score {score:.4f}"
+        for layer, head, score in top_heads(mean, 5)
+    ]
+    accuracy = np.mean([score.is_whole for score in scores])
+    lines.append(f"needle retrieval accuracy {accuracy:.3f}")
+    yield scores, [*lines, f"{here.results / NEEDLE_SCORE}"]
 
 
-def _sharpness(here: "Measurement", *, length: int, documents: int, as_json: bool) -> None:
+def _sharpness(here: "Measurement", *, length: int, documents: int) -> Measured:
     import numpy as np
 
     from ssmax_lab.records import SHARPNESS
 
-    record = here.sharpness(length=length, documents=documents, on_progress=_progress)
-    if as_json:
-        return _print_lines([record])
-    for index, keys in enumerate(record.num_keys):
-        largest = np.mean([head[index] for layer in record.largest for head in layer])
-        entropy = np.mean([head[index] for layer in record.entropy for head in layer])
-        print(f"n {keys:6,}  largest weight {largest:.4f}  entropy {entropy:.3f}")
-    print(here.results / SHARPNESS)
+    record = here.sharpness(length=length, documents=documents)
+    largest, entropy = (np.mean(grid, (0, 1)) for grid in (record.largest, record.entropy))
+    lines = [
+        f"n {keys:6,}  largest weight {weight:.4f}  entropy {nats:.3f}"
+        for keys, weight, nats in zip(record.num_keys, largest, entropy, strict=True)
+    ]
+    yield [record], [*lines, f"{here.results / SHARPNESS}"]
 
 
 def _all(
-    here: "Measurement", *, length: int, documents: int, depths: int, trials: int, seed: int,
-    digits: int | None, as_json: bool,
-) -> None:  # fmt: skip
-    needles: dict[str, Any] = {
-        "trials": trials,
-        "digits": _digits(here, digits),
-        "batch": 1,
-        "seed": seed,
-    }
-    _position_loss(here, length=length, documents=documents, batch=1, as_json=as_json)
-    _sharpness(here, length=length, documents=documents, as_json=as_json)
-    _needle(here, length=[length], depths=depths, as_json=as_json, **needles)
-    _needle_score(here, length=length, depth=None, as_json=as_json, **needles)
+    here: "Measurement", *, length: int, documents: int, depths: int, **options: Any
+) -> Measured:
+    needles = {**options, "digits": _digits(here, options["digits"]), "batch": 1}
+    yield from _position_loss(here, length=length, documents=documents)
+    yield from _sharpness(here, length=length, documents=documents)
+    yield from _needle(here, length=[length], depths=depths, **needles)
+    yield from _needle_score(here, length=length, **needles)
 
 
-MEASURE: dict[str, Callable[..., None]] = {
+MEASURE = {
     "position-loss": _position_loss,
     "needle": _needle,
     "needle-score": _needle_score,
@@ -549,13 +496,3 @@ def _digits(here: "Measurement", given: int | None) -> int:
     why = "" if digits is None else ", as the run was fine-tuned on"
     logger.info(f"numbers of {digits or USUAL_DIGITS} digits{why}; --digits takes others")
     return digits or USUAL_DIGITS
-
-
-_progress = functools.partial(log_progress, logger)
-
-
-def _print_lines(records: Sequence[object]) -> None:
-    """Print records for a script, a line each."""
-    from ssmax_lab.records import to_jsonl
-
-    print(to_jsonl(records), end="")

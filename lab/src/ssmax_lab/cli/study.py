@@ -108,8 +108,7 @@ def reproduce(
     from ssmax_lab.data.sources import EMBEDDED
     from ssmax_lab.records import LOGS
     from ssmax_lab.study.plan import is_computed, read_figures
-    from ssmax_lab.study.presets import study_named
-    from ssmax_lab.study.text import check_embedded_is_enough, check_source
+    from ssmax_lab.study.presets import check_embedded_is_enough, check_source, study_named
     from ssmax_lab.train.config import read_overrides
     from ssmax_lab.train.question_sources import check_files, with_full_paths
 

@@ -71,36 +71,6 @@ CAPTIONS |= {
     "value it started at.",
 }
 
-PAPER: dict[str, dict[str, str]] = {
-    "1": {
-        "s": "0.43",
-        "softmax, largest output at n = 65,536": "falls to 0",
-        "SSMax, largest output at n = 65,536": "stays near 1",
-    },
-    "2": {"shape of p_n": "close to a1 log n + a2"},
-    "3": {"SSMax, lead over 1 for an output of a half": "about 1/s = 2.33, whatever n is"},
-    "4": {
-        "tokens a step": "2,097,152",
-        "loss of the last tenth, from the lowest": "(d), then (b) and (c) about equal, then (a)",
-    },
-    "5": {
-        "training length": "1,024",
-        "RoPE base at test time, times that in training": "50",
-        "longest test": "20,000",
-    },
-    "6": {
-        "(a) finds half of the numbers or more to": "short contexts",
-        "(b) finds half of the numbers or more to": "about 10 times T",
-    },
-    "7": {
-        "context": "8,000",
-        "heads": "144",
-        "most answers": "(a) wrong; (b), (c) whole number; (d), (e), (f) first digit",
-    },
-    "8": {"trials of each run": "100"},
-}
-"""What is known of the paper's values, by figure."""
-
 CHOICES = (
     "The number of training steps and the text: the paper's are not known to us.",
     "The last eighth of the steps is (f)'s under SSMax.",

@@ -1,14 +1,26 @@
 """The forms that figures are made of: curves with bands and direct labels, and heat maps."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ssmax_lab.configurations import look
-from ssmax_lab.report.style import CHARACTER, GRID, HEIGHT, HOVER, LINE, QUIET, Panel, altair
+from ssmax_lab.configurations import labels, look
+from ssmax_lab.report.style import (
+    CHARACTER,
+    GRID,
+    HEIGHT,
+    HOVER,
+    LINE,
+    QUIET,
+    Panel,
+    Table,
+    altair,
+)
+from ssmax_lab.report.tables import wide_table
 
 DASHES = {"-": [1, 0], "--": [6, 3], "-.": [6, 2, 1, 2], ":": [2, 2]}
 OTHERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -29,6 +41,8 @@ class Series:
     dash: str = "-"
     is_shown: bool = True
     """At first; the others are shown on request."""
+    runs: str = ""
+    """How many runs it is of, behind its label in tables, where not all are of as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,19 +55,27 @@ class Mark:
     """Its words stand at the foot, where the curves leave the top."""
 
 
-def series_of(names: Sequence[str], shown: Sequence[str] = ()) -> list[Series]:
-    """Look up how configurations are drawn; `shown` at first, or all of at most five."""
-    first = [name for name in names if name in shown] or list(names[:5])
+def series_of(found: Iterable[str], shown: Sequence[str] = ()) -> list[Series]:
+    """Look up how configurations are drawn; `shown` at first, or the first five.
+
+    Where `found` has the runs of each, tables tell how many they are.
+    """
+    names = list(found)
+    first = [name for name in names if name in shown] or names[:5]
+    counts = {n: len(runs) for n, runs in found.items()} if isinstance(found, Mapping) else {}
     made = []
     for place, name in enumerate(names):
         known = look(name)
-        colour = known.colour if known.rule else OTHERS[place % len(OTHERS)]
         made.append(
             Series(
-                name=name, label=known.label.removeprefix("control: "), colour=colour,
-                dash=known.dash, is_shown=name in first,
+                name=name,
+                label=known.label.removeprefix("control: "),
+                colour=known.colour if known.rule else OTHERS[place % len(OTHERS)],
+                dash=known.dash,
+                is_shown=name in first,
+                runs=labels(counts).get(name, "").removeprefix(known.label),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -197,13 +219,22 @@ def curves(
     )
     layers.append(_y_title(alt, measures, y))
     chart = alt.layer(*layers).add_params(*params).properties(height=height)
-    return Panel(chart.properties(title=title) if title else chart, values)
-
-
-def right_of(series: Sequence[Series]) -> int:
-    """Measure the pixels that the labels at the ends of these curves take."""
+    tables = [
+        wide_table(
+            [row for row in rows if row.get("measure", measure) == measure],
+            {one.name: one.label + one.runs for one in series},
+            x,
+            caption=", ".join(filter(None, (title, measure))),
+        )
+        for measure in measures or [y]
+    ]
     longest = max((len(one.label) for one in series if one.is_shown), default=0)
-    return min(170, round(10 + CHARACTER * longest))
+    return Panel(
+        chart.properties(title=title) if title else chart,
+        values,
+        tables=tables,
+        right=min(170, round(10 + CHARACTER * longest)),
+    )
 
 
 def _labels(
@@ -349,4 +380,13 @@ def heat_map(
         color=alt.condition(is_dark, alt.value("white"), alt.value("black")),
     )  # fmt: skip
     chart = alt.layer(cells, words).add_params(*params).properties(height=height)
-    return Panel(chart.properties(title=title) if title else chart, rows)
+    tables = []
+    for chosen in itertools.product(*(choices or {}).values()):
+        lines: dict[str, list[str]] = {place: [place] for place in order}
+        for row in rows:
+            if all(row[field] == one for field, one in zip(choices or {}, chosen, strict=True)):
+                lines[row[y]].append(row["text"])
+        caption = ", ".join(filter(None, (title, *chosen)))
+        kept = [line for line in lines.values() if len(line) > 1]
+        tables.append(Table(header=[f"{y} \\ {x}", *places], rows=kept, caption=caption))
+    return Panel(chart.properties(title=title) if title else chart, rows, tables=tables)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ssmax_lab.analysis.figure_inputs import FIGURE_1_S
+from ssmax_lab.analysis.formulas import FIGURE_1_S
 from ssmax_lab.configurations import look
 from ssmax_lab.report.style import LINE, QUIET, Figure, Panel, altair
 
@@ -45,7 +45,6 @@ def explorer() -> Figure:
         title="Softmax fades as n grows; SSMax keeps what leads by more than 1/s",
         panels=[Panel(panels[0].add_params(*params)), Panel(panels[1])],
         width=400,
-        right=12,
     )
 
 

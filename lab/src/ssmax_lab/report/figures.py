@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ssmax_lab.analysis.figure_inputs import (
+from ssmax_lab.analysis.findings import ByReplica, Findings
+from ssmax_lab.analysis.formulas import (
     FIGURE_1_S,
     FIGURE_3_SIZES,
     figure1_output,
     figure3_output,
+    first_s,
+    fit_table,
     ssmax_factor,
 )
-from ssmax_lab.analysis.findings import ByReplica
-from ssmax_lab.analysis.fits import fit_table
 from ssmax_lab.analysis.measures import (
     Curve,
+    accuracy_at,
     accuracy_map,
     by_octave,
     by_rank,
@@ -27,35 +29,59 @@ from ssmax_lab.analysis.measures import (
     learned,
     mean_between,
     octave_differences,
+    pooled,
     retrieval_accuracy,
     said_word,
     smoothed,
     top_score,
     usual_word,
 )
-from ssmax_lab.analysis.rope import first_s
-from ssmax_lab.configurations import CONTROL, MEASURED, called, labels, look
+from ssmax_lab.configurations import CONTROL, MEASURED, called, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, RetrievalGrid, Sharpness
-from ssmax_lab.report.charts import (
-    Mark,
-    Row,
-    Series,
-    curves,
-    heat_map,
-    over_runs,
-    right_of,
-    series_of,
-    short,
-)
-from ssmax_lab.report.style import Figure
-from ssmax_lab.report.tables import percent, rows_table, wide_table
+from ssmax_lab.report.charts import Mark, Row, Series, curves, heat_map, over_runs, series_of, short
+from ssmax_lab.report.style import Figure, Panel, Table
+from ssmax_lab.report.tables import percent
 
 FIRST_SHOWN = ("a", "b", CONTROL)
+IN_TITLES = {"a": "softmax", "b": "SSMax", CONTROL: "a learned temperature"}
 LESS, LOSS = "loss less (a)'s, nats", "loss, nats"
 POINTS = 120
 """Of a curve, at most."""
 QUANTILES = 50
 """Of the trials of figure 8."""
+
+
+def study_figures(findings: Findings) -> dict[str, Figure]:
+    """Define the figures of what was measured, by number or name."""
+    length, factor = findings.train_length, findings.study["theta_factor"]
+    found: dict[str, Figure | None] = {"1": figure1(), "3": figure3()}
+    if findings.tables:
+        found["2"] = figure2(findings.tables)
+    if findings.curves:
+        found["4"] = figure4(findings.curves)
+    by_base = {
+        f"RoPE base x {factor:g} at test time": findings.position_losses,
+        "unchanged RoPE base": findings.same_theta_losses,
+    }
+    if factor == 1 or not findings.study["pretraining"]["model"]["theta"]:
+        by_base = {"": findings.position_losses}
+    limits = dict(zip(by_base, (findings.rope_limit,), strict=False))
+    if by_base := {base: losses for base, losses in by_base.items() if losses}:
+        found["5"] = figure5(by_base, train_length=length, rope_limits=limits)
+    if findings.trials:
+        found["6"] = figure6(pooled(findings.trials))
+        found["_retrieval"] = retrieval(findings.trials, train_length=length)
+    if findings.papers_needle:
+        found["7"] = figure7(pooled(findings.papers_needle))
+    if findings.scores:
+        found["8"] = figure8(pooled(findings.scores))
+    if findings.sharpness:
+        found["1_in_heads"] = sharpness(findings.sharpness, train_length=length)
+        found["_heads"] = sharpness_by_head(findings.sharpness, train_length=length)
+    if findings.grids:
+        found["_grid"] = retrieval_grid(findings.grids, train_length=length)
+    found["_s"] = scales(findings.scales, train_length=length)
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def figure1(sizes: Sequence[int] | None = None) -> Figure:
@@ -70,51 +96,48 @@ def figure1(sizes: Sequence[int] | None = None) -> Figure:
         for name, factor in (("a", lambda n: 1.0), ("b", ssmax_factor))
         for n in sizes
     ]
-    chart = curves(
-        rows, series, x="n", y="largest output", log_x=True, domain=(0, 1), toggles=False
-    )
     return Figure(
         title="Softmax's largest output falls to 0 as the input grows; SSMax's stays near 1",
-        panels=[chart],
-        right=right_of(series),
-        tables=[wide_table(rows, series, "n")],
+        panels=[
+            curves(
+                rows, series, x="n", y="largest output", log_x=True, domain=(0, 1), toggles=False
+            )
+        ],
     )
 
 
 def figure2(tables: Mapping[Any, Sequence[float]]) -> Figure:
     """Draw C2: the learned p_n against n, with every fit and its R^2; the reader picks the seed."""
-    measures = [f"learned p_n, {replica}" for replica in tables]
     rows: list[Row] = []
     shares: dict[str, list[float]] = {}
     fitted = []
-    for measure, table in zip(measures, tables.values(), strict=True):
-        n = _log_spaced(2, len(table))
-        points = {"p": table, **{fit.shape: [math.nan, *fit.curve] for fit in fit_table(table)}}
-        for name, values in points.items():
-            rows += [
-                {"name": name, "n": k, "y": short(values[k - 1]), "measure": measure} for k in n
-            ]
-        for fit in fit_table(table):
+    for replica, table in tables.items():
+        measure, fits = f"learned p_n, {replica}", fit_table(table)
+        points = {"p": table, **{fit.shape: [math.nan, *fit.curve] for fit in fits}}
+        rows += [
+            {"name": name, "n": n, "y": short(values[n - 1]), "measure": measure}
+            for name, values in points.items()
+            for n in np.unique(np.geomspace(2, len(table), POINTS).round().astype(int)).tolist()
+        ]
+        for fit in fits:
             shares.setdefault(fit.shape, []).append(fit.r2)
             cells = (f"{value:.4g}" for value in (fit.a1, fit.a2, fit.r2))
             fitted.append([measure, fit.name, *cells])
-    ranked = sorted(shares, key=lambda shape: -float(np.mean(shares[shape])))
+    means = {shape: float(np.mean(share)) for shape, share in shares.items()}
     words = {"power": "the best power of n"}
+    colours = {"log n": look("b").colour, "power": "#0072b2", "sqrt n": "#009e73", "n": "#cc79a7"}
     series = [
         Series(name="p", label="learned p_n", colour=look("a").colour),
         *(
             Series(
                 name=shape,
-                label=f"{words.get(shape, shape)}: R² = {np.mean(shares[shape]):.3f}",
-                colour={"log n": look("b").colour, "power": "#0072b2", "sqrt n": "#009e73"}.get(
-                    shape, "#cc79a7"
-                ),
+                label=f"{words.get(shape, shape)}: R² = {means[shape]:.3f}",
+                colour=colours[shape],
                 dash="-" if shape == "log n" else "--",
             )
-            for shape in ranked
+            for shape in sorted(means, key=lambda shape: -means[shape])
         ),
     ]
-    means = {shape: float(np.mean(share)) for shape, share in shares.items()}
     title = "The learned p_n is the same for every n"
     if math.isfinite(means["log n"]):
         rival = max(sorted(means.keys() - {"log n"}), key=means.__getitem__)
@@ -122,20 +145,11 @@ def figure2(tables: Mapping[Any, Sequence[float]]) -> Figure:
             f"A line in log n explains {percent(means['log n'])} of the learned p_n's variance, "
             f"{words.get(rival, rival)} {percent(means[rival])}"
         )
-    chart = curves(rows, series, x="n", y="", log_x=True, measures=measures)
+    measures = list(dict.fromkeys(row["measure"] for row in rows))
     return Figure(
         title=title,
-        panels=[chart],
-        right=right_of(series),
-        tables=[
-            rows_table(["seed", "fit", "a1", "a2", "R²"], fitted),
-            *(
-                wide_table(
-                    [row for row in rows if row["measure"] == measure], series, "n", caption=measure
-                )
-                for measure in measures
-            ),
-        ],
+        panels=[curves(rows, series, x="n", y="", log_x=True, measures=measures)],
+        more_tables=[Table(header=["seed", "fit", "a1", "a2", "R²"], rows=fitted)],
     )
 
 
@@ -143,11 +157,12 @@ def figure3() -> Figure:
     """Draw C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     tops = [round(top, 2) for top in np.linspace(0.0, 20.0, 81).tolist()]
     shades = {
-        "softmax": ("#b3b8bf", "#8b929c", "#5a6270", INK_OF_A),
+        "softmax": ("#b3b8bf", "#8b929c", "#5a6270", look("a").colour),
         f"SSMax, s = {FIGURE_1_S}": ("#f6c19a", "#ee9a5c", "#e27427", look("b").colour),
     }
-    panels, tables, series = [], [], []
+    panels = []
     for title, colours in shades.items():
+        is_ssmax = title != "softmax"
         series = [
             Series(name=f"{n}", label=f"n = {n:,}", colour=colour)
             for n, colour in zip(FIGURE_3_SIZES, colours, strict=True)
@@ -156,49 +171,36 @@ def figure3() -> Figure:
             {
                 "name": f"{n}",
                 "z_max": top,
-                "y": short(figure3_output(n, top, 1.0 if title == "softmax" else ssmax_factor(n))),
+                "y": short(figure3_output(n, top, ssmax_factor(n) if is_ssmax else 1.0)),
             }
             for n in FIGURE_3_SIZES
             for top in tops
         ]
-        marks = (
-            [] if title == "softmax" else [Mark(x=1 + 1 / FIGURE_1_S, text="1 + 1/s", is_low=True)]
-        )
+        marks = [Mark(x=1 + 1 / FIGURE_1_S, text="1 + 1/s", is_low=True)] if is_ssmax else []
         panels.append(
             curves(
                 rows, series, x="z_max", y="output of z_max", title=title, domain=(0, 1),
                 marks=marks, toggles=False,
             )
         )  # fmt: skip
-        tables.append(wide_table(rows, series, "z_max", caption=title))
     return Figure(
         title="Softmax needs a lead that grows with n; SSMax one of about 1/s, whatever n is",
         panels=panels,
         width=360,
-        right=right_of(series),
-        tables=tables,
     )
-
-
-INK_OF_A = look("a").colour
 
 
 def figure4(found: ByReplica[Curve]) -> Figure:
     """Draw C4: training loss by step, less (a)'s of the same seed and as it is."""
-    less = {
-        name: [smoothed(*curve) for curve in pairs]
-        for name, pairs in differences(found, _less_by_step).items()
-    }
-    whole = {name: [smoothed(*curve) for curve in runs.values()] for name, runs in found.items()}
-    return _losses(
-        [("", "step", less, whole, ())],
+    panel = _loss_panel(
         found,
-        title=_told_difference(
-            "In the last tenth of training SSMax's loss is", _less(found, last_tenth, "b")
-        )
-        or "Training loss by step",
-        log_x=False,
+        series_of(found, FIRST_SHOWN),
+        whole=lambda curve: smoothed(*curve),
+        less=lambda base, own: smoothed(*_less_by_step(base, own)),
+        x="step",
     )
+    told = _told_difference("In the last tenth of training", _less(found, last_tenth))
+    return Figure(title=told or "Training loss by step", panels=[panel], note=_notes([found]))
 
 
 def figure5(
@@ -208,82 +210,76 @@ def figure5(
     rope_limits: Mapping[str, float | None] | None = None,
 ) -> Figure:
     """Draw C5: test loss by position, a panel for each RoPE base at test time."""
+    every: dict[str, dict[Any, Any]] = {}
+    for found in by_base.values():
+        for name, runs in found.items():
+            every.setdefault(name, {}).update(runs)
+    series = series_of(every, FIRST_SHOWN)
     panels, told = [], []
     for base, found in by_base.items():
         limit = (rope_limits or {}).get(base)
         marks = [Mark(x=train_length, text="training length")]
         if limit is not None:
             marks.append(Mark(x=round(limit), text="RoPE limit"))
-        less = differences(found, octave_differences)
-        whole = {
-            name: [by_octave(record.mean) for record in runs.values()]
-            for name, runs in found.items()
-        }
-        panels.append((base, "position", less, whole, marks))
-        end = min(4 * train_length, limit or math.inf)
-        if limit and len(by_base) > 1 and base == next(iter(by_base)):
-            end = limit
-        values = _less(found, mean_between(train_length, round(end)), "b")
+        panels.append(
+            _loss_panel(
+                found,
+                series,
+                whole=lambda record: by_octave(record.mean),
+                less=octave_differences,
+                x="position",
+                title=base,
+                log_x=True,
+                marks=marks,
+            )
+        )
+        end = limit if limit and len(by_base) > 1 else min(4 * train_length, limit or math.inf)
         where = f"From {train_length:,} to {end:,.0f} tokens" + (f", {base}," if base else "")
-        if text := _told_difference(f"{where} SSMax's loss is", values):
-            told.append(text)
-    every: dict[str, dict[Any, Any]] = {}
-    for found in by_base.values():
-        for name, runs in found.items():
-            every.setdefault(name, {}).update(runs)
-    return _losses(panels, every, title=told[0] if told else "Test loss by position", log_x=True)
+        told.append(_told_difference(where, _less(found, mean_between(train_length, round(end)))))
+    return Figure(
+        title=next(filter(None, told), "Test loss by position"),
+        panels=panels,
+        width=400 if len(panels) > 1 else 560,
+        note=_notes(list(by_base.values())),
+    )
 
 
-def _losses(
-    panels: Sequence[tuple[str, str, Mapping[str, Any], Mapping[str, Any], Sequence[Mark]]],
+def _loss_panel(
     found: ByReplica[Any],
+    series: Sequence[Series],
     *,
-    title: str,
-    log_x: bool,
-) -> Figure:
-    """Draw losses in panels (title, x, less (a)'s, as they are, marks) that share their series."""
-    names = list(found)
-    series = series_of(names, FIRST_SHOWN)
-    charts, tables, notes = [], [], []
-    for head, x, less, whole, marks in panels:
-        rows: list[Row] = []
-        measures = [LESS, LOSS] if less else [LOSS]
-        for measure in measures:
-            of_measure = []
-            for name, runs in (less if measure == LESS else whole).items():
-                shared, values = _aligned(runs)
-                of_measure += over_runs(name, x, shared, values, measure=measure)
-            rows += of_measure
-            caption = ", ".join(filter(None, (head, measure)))
-            tables.append(wide_table(of_measure, _counted(series, found), x, caption=caption))
-        left_out = [called(name) for name in whole if less and name not in less]
+    whole: Callable[[Any], Any],
+    less: Callable[[Any, Any], Any],
+    x: str,
+    **options: Any,
+) -> Panel:
+    """Draw losses less (a)'s, where there is such, and on request as they are."""
+    by_measure = {
+        LESS: differences(found, less),
+        LOSS: {name: list(map(whole, runs.values())) for name, runs in found.items()},
+    }
+    measures = [measure for measure, curves_of in by_measure.items() if curves_of]
+    rows: list[Row] = []
+    for measure in measures:
+        for name, runs in by_measure[measure].items():
+            rows += over_runs(name, x, *_aligned(runs), measure=measure)
+    form = "+.3f" if len(measures) > 1 else ".3f"
+    return curves(rows, series, x=x, y="", measures=measures, form=form, **options)
+
+
+def _notes(every: Sequence[ByReplica[Any]]) -> str:
+    """Say what bands are, and of which configurations there is no difference from (a)."""
+    has_bands = any(len(runs) > 1 for found in every for runs in found.values())
+    notes = ["Bands reach from the lowest to the highest seed."] if has_bands else []
+    for found in every:
+        less = differences(found, lambda base, own: None)
+        left_out = [called(name) for name in found if less and name not in less]
         if left_out:
             notes.append(
                 f"{', '.join(left_out)} shares no seed and part with a run of (a), and has no "
                 "difference from it."
             )
-        charts.append(
-            curves(
-                rows, series, x=x, y="", title=head, log_x=log_x, marks=marks, measures=measures,
-                form="+.3f" if less else ".3f",
-            )
-        )  # fmt: skip
-    counts = {name: len(runs) for name, runs in found.items()}
-    bands = "Bands reach from the lowest to the highest seed." if max(counts.values()) > 1 else ""
-    return Figure(
-        title=title,
-        panels=charts,
-        width=400 if len(charts) > 1 else 560,
-        right=right_of(series),
-        tables=tables,
-        note=" ".join([*filter(None, [bands]), *dict.fromkeys(notes)]),
-    )
-
-
-def _counted(series: Sequence[Series], found: ByReplica[Any]) -> list[Series]:
-    """Label series with their numbers of runs where these are not the same."""
-    told = labels({name: len(runs) for name, runs in found.items()})
-    return [dataclasses.replace(one, label=told.get(one.name, one.label)) for one in series]
+    return " ".join(dict.fromkeys(notes))
 
 
 def _aligned(runs: Sequence[tuple[Sequence[int], Any]]) -> tuple[list[int], np.ndarray]:
@@ -302,18 +298,18 @@ def _less_by_step(base: Curve, own: Curve) -> Curve:
     return steps, [of_own[step] - of_base[step] for step in steps]
 
 
-def _less(found: ByReplica[Any], value: Callable[[Any], float], name: str) -> list[float]:
-    """Compute a value of every run of a configuration, less that of (a) of the same replica."""
-    pairs = differences(found, lambda base, own: value(own) - value(base)).get(name, [])
+def _less(found: ByReplica[Any], value: Callable[[Any], float]) -> list[float]:
+    """Compute a value of every run of (b), less that of (a) of the same replica."""
+    pairs = differences(found, lambda base, own: value(own) - value(base)).get("b", [])
     return [pair for pair in pairs if math.isfinite(pair)]
 
 
-def _told_difference(begin: str, values: Sequence[float]) -> str:
+def _told_difference(where: str, values: Sequence[float]) -> str:
     """Say how far SSMax is from softmax, and of how many seeds; nothing where there are none."""
     if not values:
         return ""
+    begin, mean = f"{where} SSMax's loss is", float(np.mean(values))
     seeds = f"{len(values)} seed{'s' * (len(values) > 1)}"
-    mean = float(np.mean(values))
     if min(values) < 0 < max(values):
         return f"{begin} {mean:+.3f} nats from softmax's; seeds differ in sign ({seeds})"
     return f"{begin} {abs(mean):.3f} nats {'below' if mean < 0 else 'above'} softmax's ({seeds})"
@@ -324,13 +320,11 @@ def figure6(
 ) -> Figure:
     """Draw C6: accuracy by context size and depth, in percent, a map for each configuration."""
     first = [name for name in trials if name in shown] or list(trials)[:3]
-    names = [*first, *(name for name in trials if name not in first)]
-    panels, tables, means = [], [], []
-    for name in names:
+    panels, titles = [], []
+    for name in [*first, *(name for name in trials if name not in first)]:
         lengths, depths, whole = accuracy_map(trials[name])
         digit = [dataclasses.replace(one, is_whole=one.first_digit) for one in trials[name]]
         of_digit = accuracy_map(digit)[2]
-        count = len(trials[name]) // (len(lengths) * len(depths))
         rows = [
             {
                 "context": f"{length:,}",
@@ -339,31 +333,23 @@ def figure6(
                 "text": f"{100 * whole[row, column]:.0f}",
                 "first digit": percent(of_digit[row, column]),
                 "whole number": percent(whole[row, column]),
-                "trials": count,
+                "trials": len(trials[name]) // (len(lengths) * len(depths)),
             }
             for row, depth in enumerate(depths)
             for column, length in enumerate(lengths)
         ]
-        title = f"{look(name).label}: {percent(float(whole.mean()))}"
-        means.append(title)
+        titles.append(f"{look(name).label}: {percent(float(whole.mean()))}")
         panels.append(
             heat_map(
-                rows, x="context", y="depth", title=title,
+                rows, x="context", y="depth", title=titles[-1],
                 tooltip=("whole number", "first digit", "trials"),
             )
         )  # fmt: skip
-        cells = [
-            [row["depth"], row["context"], f"{row['whole number']}", row["first digit"]]
-            for row in rows
-        ]
-        header = ["depth", "context", "whole number", "first digit"]
-        tables.append(rows_table(header, cells, f"{look(name).label}; {count} trials a cell"))
     return Figure(
-        title=f"Needle retrieval accuracy over all contexts and depths: {'; '.join(means[:3])}",
+        title=f"Needle retrieval accuracy over all contexts and depths: {'; '.join(titles[:3])}",
         panels=panels,
         columns=3,
         width=250,
-        tables=tables,
         num_first=len(first),
     )
 
@@ -371,30 +357,25 @@ def figure6(
 def retrieval(found: ByReplica[list[NeedleTrial]], *, train_length: int) -> Figure:
     """Draw needle retrieval accuracy against the length of the context."""
     rows: list[Row] = []
-    beyond: dict[str, float] = {}
+    beyond: dict[str, str] = {}
     mean_beyond = retrieval_accuracy(train_length, is_long=True)
     for name, runs in found.items():
         lengths = sorted({one.length for trials in runs.values() for one in trials})
-        shares = [[_accuracy(trials, length) for length in lengths] for trials in runs.values()]
+        shares = [[accuracy_at(length)(one) for length in lengths] for one in runs.values()]
         rows += over_runs(name, "context", lengths, shares)
-        beyond[name] = float(np.mean([mean_beyond(trials) for trials in runs.values()]))
-    series = series_of(list(found), FIRST_SHOWN)
+        beyond[name] = percent(float(np.mean([mean_beyond(trials) for trials in runs.values()])))
     chart = curves(
-        rows, series, x="context", y="needle retrieval accuracy", log_x=True, domain=(0, 1),
-        marks=[Mark(x=train_length, text="training length")], dots=True, form=".0%",
+        rows, series_of(found, FIRST_SHOWN), x="context", y="needle retrieval accuracy",
+        log_x=True, domain=(0, 1), marks=[Mark(x=train_length, text="training length")], dots=True,
+        form=".0%",
     )  # fmt: skip
-    told = ", ".join(
-        f"{words} {percent(beyond[name])}"
-        for name, words in (("a", "softmax finds"), ("b", "SSMax"))
-        if name in beyond
-    )
+    words = {"a": "softmax finds", "b": "SSMax"}
+    told = ", ".join(f"{words[name]} {beyond[name]}" for name in words if name in beyond)
     return Figure(
         title=f"Beyond the training length {told} of the hidden numbers"
         if told
         else "Needle retrieval accuracy by context",
         panels=[chart],
-        right=right_of(series),
-        tables=[wide_table(rows, _counted(series, found), "context")],
     )
 
 
@@ -403,33 +384,31 @@ def retrieval_grid(found: ByReplica[RetrievalGrid], *, train_length: int) -> Fig
 
     It opens at the RoPE base at which (a) is farthest from finding all and from finding nothing.
     """
-    grids = next(iter(found.values()))
-    taught = next(iter(grids.values())).taught_length
-    base_runs = list(found.get("a", grids).values())
-    factors = base_runs[0].base_factors
+    base_runs = list((found.get("a") or next(iter(found.values()))).values())
+    taught, factors = base_runs[0].taught_length, base_runs[0].base_factors
     means = [np.mean([grid.accuracy[i][1:] for grid in base_runs]) for i in range(len(factors))]
     order = sorted(range(len(factors)), key=lambda i: abs(means[i] - 0.5))
+    measures = [f"RoPE base x {factors[i]:g}" for i in order]
     accuracies: list[Row] = []
     weights: list[Row] = []
-    first: dict[str, list[float]] = {}
+    told: dict[str, str] = {}
     for name, by_replica in found.items():
-        for i in order:
-            runs = [one for one in by_replica.values() if factors[i] in one.base_factors]
-            measure = f"RoPE base x {factors[i]:g}"
-            at = [one.base_factors.index(factors[i]) for one in runs]
-            shares = [one.accuracy[k] for one, k in zip(runs, at, strict=True)]
-            tops = [
-                [float(np.max(heads)) for heads in one.weights[k]]
-                for one, k in zip(runs, at, strict=True)
+        for i, measure in zip(order, measures, strict=True):
+            cells = [
+                (one.lengths, one.accuracy[k], [float(np.max(heads)) for heads in one.weights[k]])
+                for one in by_replica.values()
+                if factors[i] in one.base_factors
+                for k in [one.base_factors.index(factors[i])]
             ]
-            if runs:
-                lengths = runs[0].lengths
-                accuracies += over_runs(name, "context", lengths, shares, measure=measure)
-                weights += over_runs(name, "context", lengths, tops, measure=measure)
+            if not cells:
+                continue
+            lengths, shares, tops = zip(*cells, strict=True)
+            accuracies += over_runs(name, "context", lengths[0], shares, measure=measure)
+            weights += over_runs(name, "context", lengths[0], tops, measure=measure)
             if i == order[0]:
-                first[name] = [float(np.mean(share[1:])) for share in shares]
-    series = series_of(list(found), FIRST_SHOWN)
-    measures = [f"RoPE base x {factors[i]:g}" for i in order]
+                mean = percent(float(np.mean([share[1:] for share in shares])))
+                told[name] = f"{mean} ({len(cells)} seeds)"
+    series = series_of(found, FIRST_SHOWN)
     marks = [Mark(x=taught, text="taught to"), Mark(x=train_length, text="training length")]
     panels = [
         curves(
@@ -441,54 +420,31 @@ def retrieval_grid(found: ByReplica[RetrievalGrid], *, train_length: int) -> Fig
             (weights, "Weight of the best head on the number"),
         )
     ]  # fmt: skip
-    told = ", ".join(
-        f"{words} {percent(float(np.mean(first[name])))} ({len(first[name])} seeds)"
-        for name, words in (("a", "softmax finds"), ("b", "SSMax"), (CONTROL, "a learned "
-                            "temperature"))
-        if first.get(name)
-    )  # fmt: skip
+    words = {**IN_TITLES, "a": "softmax finds"}
+    said = ", ".join(f"{words[name]} {told[name]}" for name in words if name in told)
     return Figure(
-        title=f"Numbers taught to {taught:,} tokens and asked for beyond, {measures[0]}: {told}",
+        title=f"Numbers taught to {taught:,} tokens and asked for beyond, {measures[0]}: {said}",
         panels=panels,
         width=400,
-        right=right_of(series),
-        tables=[
-            wide_table(
-                [row for row in rows if row["measure"] == measure],
-                _counted(series, found), "context", caption=f"{what}, {measure}",
-            )
-            for rows, what in ((accuracies, "accuracy"), (weights, "weight of the best head"))
-            for measure in measures
-        ],
         note="Dots are means over seeds, bands reach from the lowest to the highest seed.",
-    )  # fmt: skip
-
-
-def _accuracy(trials: Sequence[NeedleTrial], length: int) -> float:
-    found = [one.is_whole for one in trials if one.length == length]
-    return float(np.mean(found)) if found else math.nan
+    )
 
 
 def figure7(scores: Mapping[str, Sequence[NeedleScore]]) -> Figure:
     """Draw C7: the needle scores of the top heads for the paper's needle, means over haystacks."""
+    ranked = {name: by_rank(trials) for name, trials in scores.items()}
     rows: list[Row] = []
-    tops = {}
-    for name, trials in scores.items():
-        ranked = by_rank(trials)
-        tops[name] = float(ranked[0])
-        rows += over_runs(name, "head by rank", range(1, len(ranked) + 1), [ranked])
+    for name, values in ranked.items():
+        rows += over_runs(name, "head by rank", range(1, len(values) + 1), [values])
     series = [
         dataclasses.replace(one, label=f"{one.label}: {usual_word(scores[one.name])}")
         for one in series_of(list(scores), FIRST_SHOWN)
     ]
-    chart = curves(rows, series, x="head by rank", y="needle score", zero=True, dots=True)
-    length = next(iter(scores.values()))[0].length
+    begin = "The head that looks most at the number gives it a weight of"
     return Figure(
-        title=_two("The head that looks most at the number gives it a weight of", tops, ".2f"),
-        panels=[chart],
-        right=right_of(series),
-        tables=[wide_table(rows, series, "head by rank")],
-        note=f"Context of {length:,} tokens; behind a name what most trials answered.",
+        title=_two(begin, {name: float(values[0]) for name, values in ranked.items()}),
+        panels=[curves(rows, series, x="head by rank", y="needle score", zero=True, dots=True)],
+        note=f"Context of {_context(scores)} tokens; behind a name what most trials answered.",
     )
 
 
@@ -498,48 +454,50 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Figure:
     By the share of the trials: a configuration of three runs has three times those of one.
     """
     rows: list[Row] = []
-    middles, cells = {}, []
+    middles = {}
     for name, trials in scores.items():
         ranked = sorted(trials, key=lambda trial: -top_score(trial))
         middles[name] = float(np.median(list(map(top_score, ranked))))
         for place in np.unique(np.linspace(1, len(ranked), QUANTILES).round().astype(int)):
             one = ranked[place - 1]
-            share = short(100 * place / len(ranked))
-            top = short(top_score(one))
+            share, top = short(100 * place / len(ranked)), short(top_score(one))
             rows.append({"name": name, "trials, %": share, "y": top, "answer": said_word(one)})
-            cells.append([look(name).label, f"{share:g}", f"{top:.3f}", said_word(one)])
-    series = series_of(list(scores), FIRST_SHOWN)
     chart = curves(
-        rows, series, x="trials, %", y="top needle score", zero=True, form=".3f", shape="answer"
-    )
-    length = next(iter(scores.values()))[0].length
+        rows, series_of(list(scores), FIRST_SHOWN), x="trials, %", y="top needle score", zero=True,
+        form=".3f", shape="answer",
+    )  # fmt: skip
+    cells = [
+        [look(row["name"]).label, f"{row['trials, %']:g}", f"{row['y']:.3f}", row["answer"]]
+        for row in rows
+    ]
+    header = ["configuration", "trials, %", "top needle score", "answer"]
     return Figure(
-        title=_two("In the median trial the top needle score is", middles, ".2f"),
-        panels=[chart],
-        right=right_of(series),
-        tables=[rows_table(["configuration", "trials, %", "top needle score", "answer"], cells)],
-        note=f"Context of {length:,} tokens. Circle: whole number; triangle: its first digit; "
-        "cross: wrong.",
+        title=_two("In the median trial the top needle score is", middles),
+        panels=[dataclasses.replace(chart, tables=[Table(header=header, rows=cells)])],
+        note=f"Context of {_context(scores)} tokens. Circle: whole number; triangle: its first "
+        "digit; cross: wrong.",
     )
 
 
-def _two(begin: str, values: Mapping[str, float], form: str) -> str:
+def _context(scores: Mapping[str, Sequence[NeedleScore]]) -> str:
+    return f"{next(iter(scores.values()))[0].length:,}"
+
+
+def _two(begin: str, values: Mapping[str, float]) -> str:
     told = " and ".join(
-        f"{values[name]:{form}} with {words}"
-        for name, words in (("a", "softmax"), ("b", "SSMax"))
-        if name in values
+        f"{values[name]:.2f} with {IN_TITLES[name]}" for name in ("a", "b") if name in values
     )
     if told:
         return f"{begin} {told}"
     name, value = max(values.items(), key=lambda one: one[1])
-    return f"{begin} at most {value:{form}}, with {called(name)}"
+    return f"{begin} at most {value:.2f}, with {called(name)}"
 
 
 def sharpness(found: ByReplica[Sharpness], *, train_length: int) -> Figure:
     """Draw C1 in a model: the largest weight and the entropy of queries that see n keys."""
     weights: list[Row] = []
     entropies: list[Row] = []
-    ratios: dict[str, float] = {}
+    ratios: dict[str, str] = {}
     for name, by_replica in found.items():
         runs = list(by_replica.values())
         n = runs[0].num_keys
@@ -548,8 +506,8 @@ def sharpness(found: ByReplica[Sharpness], *, train_length: int) -> Figure:
         entropies += over_runs(name, "n", n, [np.mean(one.entropy, axis=(0, 1)) for one in runs])
         before, after = last_seen_and_last(runs[0], train_length)
         mean = np.mean(largest, axis=0)
-        ratios[name] = float(mean[after] / mean[before]) - 1
-    series = series_of(list(found), FIRST_SHOWN)
+        ratios[name] = percent(float(mean[after] / mean[before]) - 1, sign="+")
+    series = series_of(found, FIRST_SHOWN)
     marks = [Mark(x=train_length, text="training length")]
     panels = [
         curves(rows, series, x="n", y=y, log_x=True, log_y=log, marks=marks)
@@ -559,22 +517,13 @@ def sharpness(found: ByReplica[Sharpness], *, train_length: int) -> Figure:
         )
     ]
     last = max(one.num_keys[-1] for runs in found.values() for one in runs.values())
-    told = ", ".join(
-        f"{percent(ratios[name], sign='+')} {words}"
-        for name, words in (("a", "with softmax"), ("b", "with SSMax"), (CONTROL, "with a learned "
-                            "temperature"))
-        if name in ratios
-    )  # fmt: skip
+    told = [f"{ratios[name]} with {words}" for name, words in IN_TITLES.items() if name in ratios]
+    told = told or [f"{ratio} with {called(name)}" for name, ratio in ratios.items()][:1]
     return Figure(
         title=f"From {train_length:,} to {last:,} keys the mean largest attention weight changes "
-        f"by {told or percent(max(ratios.values()), sign='+')}",
+        f"by {', '.join(told)}",
         panels=panels,
         width=400,
-        right=right_of(series),
-        tables=[
-            wide_table(rows, _counted(series, found), "n", caption=caption)
-            for rows, caption in ((weights, "mean largest weight"), (entropies, "entropy, nats"))
-        ],
     )
 
 
@@ -602,20 +551,10 @@ def sharpness_by_head(found: ByReplica[Sharpness], *, train_length: int) -> Figu
             (measures[0], factors, 0.5 + np.log2(np.maximum(factors, 1e-6)) / 4, ".2f"),
             (measures[1], gains, 0.5 - gains / (2 * most), "+.1f"),
         ):
-            rows += by_head(grid, share, form, configuration=title, measure=measure)
-    if not rows:
-        return None
-    titles = list(dict.fromkeys(row["configuration"] for row in rows))
-    chart = heat_map(
-        rows, x="head", y="layer", scheme="blueorange",
-        choices={"configuration": titles, "measure": measures}, tooltip=("text",),
-    )  # fmt: skip
+            rows += _by_head(grid, share, form, configuration=title, measure=measure)
     told = [faded[name] for name in ("a", "b") if name in faded] or list(faded.values())[:2]
-    return Figure(
-        title=f"Heads whose largest weight falls to half or less: {'; '.join(told)}",
-        panels=[chart],
-        tables=grids(rows, titles),
-    )
+    title = f"Heads whose largest weight falls to half or less: {'; '.join(told)}"
+    return _map_of_heads(title, rows, "configuration", "measure")
 
 
 def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Figure | None:
@@ -623,34 +562,22 @@ def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Fi
     rows: list[Row] = []
     told = []
     for name, by_replica in found.items():
-        if name not in MEASURED:
-            continue
         replica = min(by_replica)
         for parameter in ("s", "bias"):
             grid = np.array(learned(by_replica[replica], parameter))
-            if not grid.size:
+            if not grid.size or name not in MEASURED:
                 continue
             start = first_s(look(name).rule, train_length) if parameter == "s" else 0.0
             most = max(float(np.abs(grid - start).max()), 1e-9)
             title = f"{parameter} of {look(name).label}, {replica}, start {start:.3g}"
-            rows += by_head(grid, 0.5 + (grid - start) / (2 * most), ".2f", parameter=title)
+            rows += _by_head(grid, 0.5 + (grid - start) / (2 * most), ".2f", parameter=title)
             above = f"{(grid > start).sum()} of {grid.size} heads end above their start"
             told.append(f"{parameter} of {called(name)}: {above}")
-    if not rows:
-        return None
-    titles = list(dict.fromkeys(row["parameter"] for row in rows))
-    chart = heat_map(
-        rows, x="head", y="layer", scheme="blueorange", choices={"parameter": titles},
-        tooltip=("text",),
-    )  # fmt: skip
-    return Figure(
-        title=next((one for one in told if one.startswith("s of (b)")), told[0]),
-        panels=[chart],
-        tables=grids(rows, titles),
-    )
+    title = next((one for one in told if one.startswith("s of (b)")), "".join(told[:1]))
+    return _map_of_heads(title, rows, "parameter")
 
 
-def by_head(grid: np.ndarray, share: np.ndarray, form: str, **more: str) -> list[Row]:
+def _by_head(grid: np.ndarray, share: np.ndarray, form: str, **more: str) -> list[Row]:
     """Make the rows of a map of layers and heads."""
     return [
         {
@@ -660,29 +587,16 @@ def by_head(grid: np.ndarray, share: np.ndarray, form: str, **more: str) -> list
             "text": f"{grid[layer, head]:{form}}".replace("-", "\u2212"),
             **more,
         }
-        for layer in range(grid.shape[0])
-        for head in range(grid.shape[1])
+        for layer, head in np.ndindex(*grid.shape)
     ]
 
 
-def grids(rows: Sequence[Row], titles: Sequence[str]) -> list[Any]:
-    """Make a table of layers and heads for each title and measure."""
-    found: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for row in rows:
-        title = row.get("configuration") or row["parameter"]
-        table = found.setdefault((title, row.get("measure", "")), {})
-        table.setdefault(row["layer"], []).append(row["text"])
-    return [
-        rows_table(
-            ["layer", *(f"head {place + 1}" for place in range(len(next(iter(table.values())))))],
-            [[layer, *cells] for layer, cells in table.items()],
-            ", ".join(filter(None, key)),
-        )
-        for key, table in found.items()
-        if key[0] in titles
-    ]
-
-
-def _log_spaced(first: int, last: int) -> list[int]:
-    """Pick about POINTS whole numbers, evenly over their logarithms."""
-    return np.unique(np.geomspace(first, last, POINTS).round().astype(int)).tolist()
+def _map_of_heads(title: str, rows: Sequence[Row], *fields: str) -> Figure | None:
+    """Draw a map of layers and heads, of which the reader chooses by these fields."""
+    if not rows:
+        return None
+    choices = {field: list(dict.fromkeys(row[field] for row in rows)) for field in fields}
+    chart = heat_map(
+        rows, x="head", y="layer", scheme="blueorange", choices=choices, tooltip=("text",)
+    )
+    return Figure(title=title, panels=[chart])

@@ -87,12 +87,11 @@ def _drawn(
     figure: Figure | None,
     number: str = "",
     caption: str = "",
-    paper: Table | None = None,
     svg: str = "",
     is_untitled: bool = False,
 ) -> dict[str, Any]:
     """Put a figure's specification with the others, and say what page.html needs of it."""
-    shown = {"id": id, "number": number, "caption": caption, "heading": number, "paper": paper}
+    shown = {"id": id, "number": number, "caption": caption, "heading": number}
     if figure is None:
         return shown
     is_map = figure.num_first is not None

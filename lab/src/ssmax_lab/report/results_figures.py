@@ -6,28 +6,14 @@ from typing import Any
 import numpy as np
 
 from ssmax_lab.analysis.findings import ByReplica, Findings
-from ssmax_lab.analysis.measures import (
-    differences,
-    mean_between,
-    octave_differences,
-    paired,
-    retrieval_accuracy,
-)
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
+from ssmax_lab.analysis.measures import differences, learned, mean_between, octave_differences
 from ssmax_lab.analysis.statistics import over_seeds
-from ssmax_lab.configurations import CONTROL, look
+from ssmax_lab.configurations import CONTROL, PILOT_SEED, called, look
 from ssmax_lab.records import PositionLoss
-from ssmax_lab.report.charts import (
-    DASHES,
-    Mark,
-    Row,
-    Series,
-    curves,
-    over_runs,
-    series_of,
-    short,
-)
-from ssmax_lab.report.figures import LESS, retrieval_grid
+from ssmax_lab.report.charts import DASHES, Mark, Row, Series, curves, over_runs, series_of, short
+from ssmax_lab.report.figures import LESS
+from ssmax_lab.report.study_page import parameters
 from ssmax_lab.report.style import INK, LINE, QUIET, Figure, Panel, altair
 
 FIVE = ("a", "b", "mean_log", "constant", CONTROL)
@@ -38,20 +24,63 @@ GROUPS = {
     "at test time": ("e", "constant", "clamp", "yarn"),
 }
 """The twelve interventions of the forest plot."""
+NAMED: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("b", "mean_log", "polylog", CONTROL, "constant", "c"), {"align": "left", "dx": 8}),
+    (("a",), {"align": "right", "dx": -8}),
+    (("b_held",), {"align": "left", "dx": -4, "dy": -12}),
+)
+"""Dots of the scatter plot that have a label, and where it stands clear of the others."""
 FEW_KEYS = 8
 """From here on the learned factor is compared; before it a weight has too few rivals."""
-RIGHT = 130
+RETRIEVING = ("a", "b", "constant", "b_held")
+"""Softmax, SSMax, and what of their difference a constant and the growth beyond it make."""
+_UNSATURATED = "where softmax retrieves neither all nor nothing,"
+MORE_THAN_SOFTMAX = {
+    name: f"{_UNSATURATED} {called(name)} retrieves more than (a)" for name in ("b", "constant")
+}
+"""Comparisons of retrieval, where it can fail, with (a)'s."""
+MORE_THAN_HELD = f"{_UNSATURATED} (b) retrieves more than {called('b_held')}"
 
 
-def unchanged(findings: Findings) -> tuple[str, ByReplica[PositionLoss], int]:
-    """Tell the base, the losses, and where the primary stretch at the unchanged base ends."""
-    return "unchanged RoPE base", findings.same_theta_losses, 4 * findings.train_length
+def every(results: Mapping[str, Findings]) -> dict[str, Figure]:
+    """Define all of them, by the name of their file."""
+    newest = {
+        findings.study["preset"]: findings
+        for _, findings in sorted(results.items())
+        if ":" not in findings.study["preset"]
+    }
+    small = newest["small"]
+    return {
+        "results-loss-at-length": loss_at_length(small),
+        "results-forest": forest(small),
+        "results-sharpness": sharpness_against_loss(small),
+        "results-factor": learned_factor(small),
+        "results-retrieval": retrieval_by_length(
+            [one for _, one in sorted(results.items()) if one.grids]
+        ),
+        "results-rope-limit": rope_limits(results),
+    }
 
 
-def raised(findings: Findings) -> tuple[str, ByReplica[PositionLoss], int]:
-    """Likewise at the larger base, to the RoPE limit."""
-    end = round(findings.rope_limit or 4 * findings.train_length)
-    return f"RoPE base x {findings.study['theta_factor']:g}", findings.position_losses, end
+def _bases(findings: Findings) -> list[tuple[str, ByReplica[PositionLoss], int, str]]:
+    """Tell both bases: the losses, where the primary stretch from T on ends, and its name."""
+    length = findings.train_length
+    limit = round(findings.rope_limit or 4 * length)
+    return [
+        ("unchanged RoPE base", findings.same_theta_losses, 4 * length, "4T"),
+        (
+            f"RoPE base x {findings.study['theta_factor']:g}",
+            findings.position_losses,
+            limit,
+            "RoPE limit",
+        ),
+    ]
+
+
+def _less(losses: ByReplica[PositionLoss], start: int, stop: int) -> dict[str, list[float]]:
+    """Average what every configuration's loss is less (a)'s of the same seed and part."""
+    mean = mean_between(start, stop)
+    return differences(losses, lambda base, own: mean(own) - mean(base))
 
 
 def loss_at_length(findings: Findings) -> Figure:
@@ -59,76 +88,55 @@ def loss_at_length(findings: Findings) -> Figure:
     length = findings.train_length
     series = series_of([name for name in FIVE if name in findings.position_losses], FIVE)
     panels, told = [], []
-    for base, losses, end in (unchanged(findings), raised(findings)):
+    for base, losses, end, words in _bases(findings):
+        less = differences(losses, octave_differences)
         rows: list[Row] = []
         for one in series:
-            pairs = differences(losses, octave_differences).get(one.name, [])
-            if pairs:
+            if pairs := less.get(one.name):
                 rows += over_runs(one.name, "position", pairs[0][0], [y for _, y in pairs])
-        last = max(row["position"] for row in rows)
-        marks = [Mark(x=length, text="training length"), Mark(x=end, text="4T")]
-        if base != "unchanged RoPE base":
-            marks[1] = Mark(x=end, text="RoPE limit")
+        marks = [Mark(x=length, text="training length"), Mark(x=end, text=words)]
         panels.append(
             curves(
-                [row for row in rows if row["position"] >= length / 4 or last < length],
-                series, x="position", y=LESS, title=base, log_x=True, marks=marks, height=320,
+                [row for row in rows if row["position"] >= length / 4], series, x="position",
+                y=LESS, title=base, log_x=True, marks=marks, height=320,
             )
         )  # fmt: skip
-        told.append({name: np.mean(_less(losses, length, end, name)) for name in ("b", "constant")})
+        means = _less(losses, length, end)
+        moves = {name: f"{np.mean(means[name]):+.3f} nats" for name in ("b", "constant")}
+        told.append({name: move.replace("-", "\u2212") for name, move in moves.items()})
     return Figure(
         title=f"From T to 4T at the unchanged base SSMax changes the loss by "
-        f"{_moves(told[0]['b'])}, a constant by {_moves(told[0]['constant'])}; at the larger "
-        f"base, to the RoPE limit, by "
-        f"{_moves(told[1]['b'])} and {_moves(told[1]['constant'])}",
+        f"{told[0]['b']}, a constant by {told[0]['constant']}; at the larger "
+        f"base, to the RoPE limit, by {told[1]['b']} and {told[1]['constant']}",
         panels=panels,
         width=400,
-        right=RIGHT,
     )
-
-
-def _moves(nats: float | np.floating) -> str:
-    return f"{nats:+.3f} nats".replace("-", "\u2212")
-
-
-def _less(losses: ByReplica[PositionLoss], start: int, stop: int, name: str) -> Sequence[float]:
-    mean = mean_between(start, stop)
-    return [mean(own) - mean(base) for base, own in paired(losses).get(name, [])]
 
 
 def forest(findings: Findings) -> Figure:
     """Draw twelve interventions, loss less (a)'s with intervals over seeds, at both bases."""
     alt = altair()
-    panels = []
+    panels: list[Panel] = []
     names = [name for group in GROUPS.values() for name in group]
-    for place, (base, losses, end) in enumerate((unchanged(findings), raised(findings))):
+    colour = alt.Color("group:N", legend=None).scale(
+        domain=list(GROUPS), range=[look("b").colour, look(CONTROL).colour, "#6b7280"]
+    )
+    for base, losses, end, words in _bases(findings):
+        less = _less(losses, findings.train_length, end)
         rows = []
         for group, members in GROUPS.items():
             for name in members:
-                pairs = _less(losses, findings.train_length, end, name)
-                if pairs:
+                if pairs := less.get(name):
                     found = over_seeds(pairs, [0.0] * len(pairs))
+                    ends = (found.low, found.high)
+                    low, high = (found.effect if end is None else end for end in ends)
                     rows.append(
-                        {
-                            "configuration": _in_forest(name),
-                            "group": group,
-                            "effect": short(found.effect),
-                            "low": short(found.effect if found.low is None else found.low),
-                            "high": short(found.effect if found.high is None else found.high),
-                        }
-                    )
-        order = [_in_forest(name) for name in names]
+                        {"configuration": _in_short(name), "group": group,
+                         "effect": short(found.effect), "low": short(low), "high": short(high)}
+                    )  # fmt: skip
         data = alt.Chart()
-        up = alt.Y(
-            "configuration:N",
-            sort=order,
-            title=None,
-            axis=alt.Axis(labels=place == 0, labelLimit=220, ticks=False, domain=False),
-        )
-        colour = alt.Color("group:N", legend=None).scale(
-            domain=list(GROUPS), range=[look("b").colour, look(CONTROL).colour, "#6b7280"]
-        )
-        stretch = f"T to {'4T' if place == 0 else 'the RoPE limit'}"
+        axis = alt.Axis(labels=not panels, labelLimit=220, ticks=False, domain=False)
+        up = alt.Y("configuration:N", sort=list(map(_in_short, names)), title=None, axis=axis)
         at = alt.X("effect:Q", title=LESS, axis=alt.Axis(grid=True, tickCount=6))
         zero = alt.Chart(alt.Data(values=[{"zero": 0}])).mark_rule(color=LINE)
         chart = alt.layer(
@@ -138,7 +146,8 @@ def forest(findings: Findings) -> Figure:
             ),
             data.mark_point(filled=True, size=55, opacity=1).encode(at, up, colour),
         )
-        panels.append(Panel(chart.properties(title=f"{base}, {stretch}", height=300), rows))
+        title = f"{base}, T to {'the ' if words != '4T' else ''}{words}"
+        panels.append(Panel(chart.properties(title=title, height=300), rows))
     groups = "Orange: " + "; blue: ".join(list(GROUPS)[:2]) + f"; grey: {list(GROUPS)[2]}."
     return Figure(
         title="Unchanged base: only training with a learned, growing factor lowers the loss; "
@@ -149,7 +158,7 @@ def forest(findings: Findings) -> Figure:
     )
 
 
-def _in_forest(name: str) -> str:
+def _in_short(name: str) -> str:
     return look(name).label.removeprefix("(a), ").removeprefix("control: ")
 
 
@@ -157,25 +166,20 @@ def sharpness_against_loss(findings: Findings) -> Figure:
     """Draw how sharpness at 4T and the loss from T to 4T go together, a dot a configuration."""
     alt = altair()
     length = findings.train_length
+    less = _less(findings.position_losses, length, 4 * length)
     rows = []
-    for name, runs in findings.sharpness.items():
-        pairs = _less(findings.position_losses, length, 4 * length, name)
+    for name in (name for name in findings.sharpness if name in less):
         changes = []
-        for one in runs.values():
+        for one in findings.sharpness[name].values():
             weights = np.asarray(one.largest).mean((0, 1))
             before, after = (one.num_keys.index(n) for n in (length, 4 * length))
             changes.append(weights[after] / weights[before] - 1)
-        if pairs:
-            rows.append(
-                {
-                    "configuration": _in_forest(name),
-                    "change": short(float(np.mean(changes))),
-                    "loss": short(float(np.mean(pairs))),
-                    "colour": look(name).colour,
-                    "name": name,
-                }
-            )
-    rho = _spearman([row["change"] for row in rows], [row["loss"] for row in rows])
+        rows.append(
+            {"configuration": _in_short(name), "change": short(float(np.mean(changes))),
+             "loss": short(float(np.mean(less[name]))), "colour": look(name).colour, "name": name}
+        )  # fmt: skip
+    ranks = [np.argsort(np.argsort([row[key] for row in rows])) for key in ("change", "loss")]
+    rho = float(np.asarray(np.corrcoef(ranks))[0, 1])
     data = alt.Chart()
     at = alt.X(
         "change:Q",
@@ -202,32 +206,14 @@ def sharpness_against_loss(findings: Findings) -> Figure:
     )
 
 
-NAMED: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("b", "mean_log", "polylog", CONTROL, "constant", "c"), {"align": "left", "dx": 8}),
-    (("a",), {"align": "right", "dx": -8}),
-    (("b_held",), {"align": "left", "dx": -4, "dy": -12}),
-)
-"""Dots of the scatter plot that have a label, and where it stands clear of the others."""
-
-
-def _spearman(x: Sequence[float], y: Sequence[float]) -> float:
-    first, second = (np.argsort(np.argsort(values)).astype(float) for values in (x, y))
-    return float(np.corrcoef(first, second)[0, 1])
-
-
 def learned_factor(findings: Findings) -> Figure:
     """Draw the factor that each rule has learned against n, over that at a few keys."""
     length = findings.train_length
     n = np.unique(np.geomspace(FEW_KEYS, length, 100).round().astype(int))
     rows: list[Row] = []
     for name, runs in findings.scales.items():
-        found = []
-        for values in runs.values():
-            means = {key: _mean(values, key) for key in ("s", "bias", "beta", "gamma")}
-            table = values.get("table.p")
-            factor = _factor(look(name).rule, n, means, table)
-            if factor is not None:
-                found.append(factor / factor[0])
+        factors = (_factor(look(name).rule, n, values) for values in runs.values())
+        found = [factor / factor[0] for factor in factors if factor is not None]
         if found:
             rows += over_runs(name, "n", n.tolist(), found)
     series = [
@@ -237,117 +223,135 @@ def learned_factor(findings: Findings) -> Figure:
         Series(name="probe", label="left free: p_n", colour=INK),
         Series(name="polylog", label="polylog", colour=look("polylog").colour, dash="-."),
     ]
-    ends = {
-        name: [row for row in rows if row["name"] == name][-1]
-        for name in ("b", "probe")
-        if any(row["name"] == name for row in rows)
-    }
-    free = ends["probe"]
+    ends = {row["name"]: row for row in rows}
     chart = curves(
         rows, series, x="n", y=f"learned factor, over that at n = {FEW_KEYS}", log_x=True,
         marks=[Mark(x=length, text="training length")], height=320,
     )  # fmt: skip
     return Figure(
-        title=f"Left free, the factor grows x {free['low']:.1f} to {free['high']:.1f} from "
-        f"{FEW_KEYS} keys to T, along a line in log n; SSMax's grows x {ends['b']['y']:.1f}",
+        title=f"Left free, the factor grows x {ends['probe']['low']:.1f} to "
+        f"{ends['probe']['high']:.1f} from {FEW_KEYS} keys to T, along a line in log n; SSMax's "
+        f"grows x {ends['b']['y']:.1f}",
         panels=[chart],
         width=560,
-        right=RIGHT,
     )
 
 
-def _mean(values: Mapping[str, Sequence[float]], parameter: str) -> float:
-    found = [one for name, one in values.items() if name.endswith(f".{parameter}")]
-    return float(np.mean(found)) if found else 0.0
-
-
-def _factor(
-    rule: str, n: np.ndarray, means: Mapping[str, float], table: Sequence[float] | None
-) -> np.ndarray | None:
+def _factor(rule: str, n: np.ndarray, values: Mapping[str, Sequence[float]]) -> np.ndarray | None:
     """Compute a rule's factor at n with its parameters' means over heads."""
-    if rule == "probe" and table is not None:
-        return means["s"] * np.array([table[k - 1] for k in n]) + means["bias"]
-    if rule in ("ssmax", "ssmax_bias"):
-        return means["s"] * np.log(n) + means["bias"]
-    if rule == "sqrt_log":
-        return means["s"] * np.sqrt(np.log(n))
-    if rule == "polylog":
-        return 1 + means["beta"] * np.log(n) ** means["gamma"]
+
+    def mean(parameter: str) -> float:
+        return float(np.mean(learned(values, parameter) or 0.0))
+
+    match rule:
+        case "probe":
+            return mean("s") * np.asarray(values["table.p"])[n - 1] + mean("bias")
+        case "ssmax" | "ssmax_bias":
+            return mean("s") * np.log(n) + mean("bias")
+        case "sqrt_log":
+            return mean("s") * np.sqrt(np.log(n))
+        case "polylog":
+            return 1 + mean("beta") * np.log(n) ** mean("gamma")
     return None
 
 
-def retrieval_by_length(findings: Findings) -> Figure:
-    """Draw needle retrieval accuracy against length, a dot for each seed."""
+def retrieval_by_length(studies: Sequence[Findings]) -> Figure:
+    """Draw needle retrieval accuracy by length where it can fail, a dot for each seed.
+
+    Of the first study at the unchanged RoPE base, of the last at the middle one too.
+    """
+    last = studies[-1]
+    bases = next(iter(last.grids["a"].values())).base_factors
+    shown = [*((findings, 1.0) for findings in studies), (last, bases[len(bases) // 2])]
+    panels = [
+        _retrieval_panel(findings, factor, names=place == 0)
+        for place, (findings, factor) in enumerate(shown)
+    ]
+    told = "; ".join(
+        f"{parameters(findings.study)} parameters: SSMax {_points(findings, 'b')}, a constant on "
+        f"softmax's queries {_points(findings, 'constant')}"
+        for findings in studies
+    )
+    return Figure(
+        title=f"Points more of the numbers than softmax where it can fail, {told}",
+        panels=panels,
+        columns=len(panels),
+        width=250,
+        note="Dots are seeds of softmax and SSMax; bars reach over the seeds of the others.",
+    )
+
+
+def _points(findings: Findings, name: str) -> str:
+    one = next(one for one in findings.comparisons if one.text == MORE_THAN_SOFTMAX[name])
+    assert one.effect is not None and one.low is not None and one.high is not None
+    found = f"{100 * one.effect:+.0f} [{100 * one.low:+.0f}, {100 * one.high:+.0f}]"
+    return found.replace("-", "\u2212")
+
+
+def _retrieval_panel(findings: Findings, factor: float, *, names: bool) -> Panel:
     alt = altair()
-    length = findings.train_length
+    series = [name for name in RETRIEVING if name in findings.grids]
     rows = []
-    for name in ("a", "b"):
-        for replica, trials in findings.trials.get(name, {}).items():
-            for context in sorted({one.length for one in trials}):
-                found = [one.is_whole for one in trials if one.length == context]
+    for place, name in enumerate(series):
+        for run, grid in findings.grids[name].items():
+            if run.seed == PILOT_SEED:
+                continue
+            found = grid.accuracy[grid.base_factors.index(factor)]
+            for context, accuracy in zip(grid.lengths, found, strict=True):
                 rows.append(
                     {
                         "name": name,
-                        "label": look(name).label,
-                        "seed": f"{replica}",
+                        "seed": f"{run}",
                         "context": context,
-                        "accuracy": short(float(np.mean(found))),
+                        "accuracy": short(accuracy),
                         # The seeds of two configurations stand beside each other.
-                        "place": short(context * (0.97 if name == "a" else 1.03)),
+                        "place": short(context * 1.05 ** (place - 1)),
                     }
                 )
-    beyond = {
-        name: [retrieval_accuracy(length, is_long=True)(one) for one in runs.values()]
-        for name, runs in findings.trials.items()
-        if name in ("a", "b")
-    }
-    gap = over_seeds(
-        *(
-            [
-                retrieval_accuracy(length, is_long=True)(pair[side])
-                for pair in paired(findings.trials)["b"]
-            ]
-            for side in (1, 0)
-        )
-    )
     scale = {"type": "log", "base": 2, "nice": False}
     data = alt.Chart()
     colour = alt.Color("name:N", legend=None).scale(
-        domain=["a", "b"], range=[look("a").colour, look("b").colour]
+        domain=series, range=[look(name).colour for name in series]
     )
-    at = alt.X("place:Q", title="context, tokens", axis=alt.Axis(format=",d")).scale(**scale)
+    dash = alt.StrokeDash("name:N", legend=None).scale(
+        domain=series, range=[DASHES[look(name).dash] for name in series]
+    )
+    axis = alt.Axis(format=",d", labelOverlap="greedy")
+    at = alt.X("place:Q", title="context, tokens", axis=axis).scale(**scale)
     up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%")).scale(domain=[0, 1])
     means = data.transform_aggregate(accuracy="mean(accuracy)", groupby=["name", "context"])
     mean_at = alt.X("context:Q", title="context, tokens").scale(**scale)
-    marks = alt.Chart(alt.Data(values=[{"place": length}]))
-    last = max(row["context"] for row in rows)
-    names = [
-        {"label": f"{look(name).label}: {np.mean(values):.0%} beyond T", "name": name,
-         "at": 0.5 - 0.07 * line}
-        for line, (name, values) in enumerate(beyond.items())
-    ]  # fmt: skip
-    chart = alt.layer(
+    marks = alt.Chart(alt.Data(values=[{"place": findings.train_length}]))
+    is_trained = alt.FieldOneOfPredicate("name", ["a", "b"])
+    layers = [
         marks.mark_rule(color=LINE, strokeDash=[3, 3]).encode(alt.X("place:Q").scale(**scale)),
-        marks.mark_text(align="left", dx=4, y=308, color=QUIET, text="training length").encode(
+        marks.mark_text(align="left", dx=4, y=8, color=QUIET, text="T").encode(
             alt.X("place:Q").scale(**scale)
         ),
-        means.mark_line(strokeWidth=2).encode(mean_at, up, colour),
-        data.mark_point(size=34, strokeWidth=1.4, opacity=0.8).encode(at, up, colour),
-        alt.Chart(alt.Data(values=names))
-        .mark_text(align="left", x=12, fontSize=12)
-        .encode(alt.Y("at:Q"), alt.Text("label:N"), colour),
-    )
-    interval = (
-        ""
-        if gap.low is None or gap.high is None
-        else f" [{100 * gap.low:+.0f}, {100 * gap.high:+.0f}]"
-    )
-    return Figure(
-        title=f"From T to {last:,} tokens SSMax finds {100 * gap.effect:+.0f} points{interval} "
-        f"more of the numbers than softmax ({gap.basis})".replace("-", "\u2212"),
-        panels=[Panel(chart.properties(height=320), rows)],
-        width=560,
-    )
+        means.mark_line(strokeWidth=2).encode(mean_at, up, colour, dash),
+        data.transform_filter(is_trained)
+        .mark_point(size=26, strokeWidth=1.2, opacity=0.8)
+        .encode(at, up, colour),
+        data.transform_filter({"not": is_trained.to_dict()})
+        .transform_aggregate(
+            low="min(accuracy)", high="max(accuracy)", groupby=["name", "context", "place"]
+        )
+        .mark_rule(strokeWidth=1)
+        .encode(at, alt.Y("low:Q", title=None), alt.Y2("high"), colour),
+    ]
+    if names:
+        labels = [
+            {"name": name, "label": look(name).label, "at": 0.88 - 0.07 * line}
+            for line, name in enumerate(series)
+        ]
+        layers.append(
+            alt.Chart(alt.Data(values=labels))
+            .mark_text(align="right", x=250, fontSize=12)
+            .encode(alt.Y("at:Q"), alt.Text("label:N"), colour)
+        )
+    base = "base unchanged" if factor == 1 else f"base x {factor:g}"
+    title = f"{parameters(findings.study)} parameters, {base}"
+    return Panel(alt.layer(*layers).properties(title=title, height=300), rows)
 
 
 def rope_limits(results: Mapping[str, Findings]) -> Figure:
@@ -362,29 +366,22 @@ def rope_limits(results: Mapping[str, Findings]) -> Figure:
             for one in findings.position_losses.get(name, {}).values():
                 place = breaks_at(one.mean, findings.train_length)
                 if place is not None:
-                    rows.append(
-                        {
-                            "study": study,
-                            "name": name,
-                            "limit": round(findings.rope_limit),
-                            "breaks": place,
-                        }
-                    )
-    ratios = [row["breaks"] / row["limit"] for row in rows]
-    low, high = np.quantile(ratios, (0.1, 0.9))
+                    limit = round(findings.rope_limit)
+                    rows.append({"study": study, "name": name, "limit": limit, "breaks": place})
+    low, high = np.quantile([row["breaks"] / row["limit"] for row in rows], (0.1, 0.9))
     ends = [min(row["limit"] for row in rows) * 0.8, max(row["breaks"] for row in rows) * 1.2]
     scale = {"type": "log", "base": 2, "nice": False, "domain": [short(end) for end in ends]}
-    line = alt.Chart(alt.Data(values=[{"x": end, "y": end} for end in ends]))
-    data = alt.Chart()
+    axis = alt.Axis(format=",d", tickCount=7, grid=True)
     colour = alt.Color("name:N", legend=None).scale(
         domain=["a", "b"], range=[look("a").colour, look("b").colour]
     )
-    axis = alt.Axis(format=",d", tickCount=7, grid=True)
     chart = alt.layer(
-        line.mark_line(color=LINE, strokeDash=DASHES["--"], strokeWidth=1.5).encode(
-            alt.X("x:Q").scale(**scale), alt.Y("y:Q").scale(**scale)
-        ),
-        data.mark_point(size=60, strokeWidth=1.8, opacity=0.9).encode(
+        alt.Chart(alt.Data(values=[{"x": end, "y": end} for end in ends]))
+        .mark_line(color=LINE, strokeDash=DASHES["--"], strokeWidth=1.5)
+        .encode(alt.X("x:Q").scale(**scale), alt.Y("y:Q").scale(**scale)),
+        alt.Chart()
+        .mark_point(size=60, strokeWidth=1.8, opacity=0.9)
+        .encode(
             alt.X("limit:Q", title="RoPE limit, computed", axis=axis).scale(**scale),
             alt.Y("breaks:Q", title="position where the loss breaks", axis=axis).scale(**scale),
             colour,
@@ -398,78 +395,3 @@ def rope_limits(results: Mapping[str, Findings]) -> Figure:
         width=420,
         note="Black: softmax; orange: SSMax; dashed: equal.",
     )
-
-
-def variants(
-    losses: Mapping[str, Mapping[str, Sequence[float]]],
-    found: Mapping[str, Mapping[str, Sequence[float]]],
-) -> Figure:
-    """Draw configurations under every variant of a preset: means and ranges of runs."""
-    alt = altair()
-    panels = []
-    names = [name for name in FIVE if any(name in one for one in losses.values())]
-    colour = alt.Color("name:N", legend=None).scale(
-        domain=names, range=[look(name).colour for name in names]
-    )
-    for place, (title, panel) in enumerate(
-        (("loss beyond T, nats", losses), ("needle retrieval accuracy beyond T", found))
-    ):
-        rows = [
-            {
-                "variant": variant,
-                "name": name,
-                "mean": short(float(np.mean(values))),
-                "low": short(min(values)),
-                "high": short(max(values)),
-            }
-            for variant, by_name in panel.items()
-            for name, values in by_name.items()
-            if name in names and values
-        ]
-        data = alt.Chart()
-        up = alt.Y(
-            "variant:N",
-            sort=list(losses),
-            title=None,
-            axis=alt.Axis(labels=place == 0, ticks=False, domain=False, grid=True),
-        )
-        shift = alt.YOffset("name:N", sort=names)
-        at = alt.X("mean:Q", title=title, axis=alt.Axis(grid=True)).scale(zero=place == 1)
-        chart = alt.layer(
-            data.mark_rule(strokeWidth=2).encode(
-                alt.X("low:Q", title=title), alt.X2("high"), up, shift, colour
-            ),
-            data.mark_point(filled=True, size=45, opacity=1).encode(at, up, shift, colour),
-        )
-        panels.append(Panel(chart.properties(height=34 * len(losses)), rows))
-    words = ", ".join(f"{look(name).label}" for name in names)
-    return Figure(
-        title="What position code, windows and size change, configuration by configuration",
-        panels=panels,
-        width=320,
-        note=f"From above: {words}.",
-    )
-
-
-def every(results: Mapping[str, Findings]) -> dict[str, Figure]:
-    """Define all of them, by the name of their file."""
-    newest = {
-        findings.study["preset"]: findings
-        for _, findings in sorted(results.items())
-        if ":" not in findings.study["preset"]
-    }
-    small = newest["small"]
-    # A study in which retrieval can fail says more than one in which it cannot.
-    unsaturated = [one for _, one in sorted(results.items()) if one.grids]
-    return {
-        "results-loss-at-length": loss_at_length(small),
-        "results-forest": forest(small),
-        "results-sharpness": sharpness_against_loss(small),
-        "results-factor": learned_factor(small),
-        "results-retrieval": (
-            retrieval_grid(unsaturated[-1].grids, train_length=unsaturated[-1].train_length)
-            if unsaturated
-            else retrieval_by_length(small)
-        ),
-        "results-rope-limit": rope_limits(results),
-    }

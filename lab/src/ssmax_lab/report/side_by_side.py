@@ -16,20 +16,20 @@ from ssmax_lab.records import (
     NEEDLE,
     NEEDLE_SCORE,
     POSITION_LOSS,
-    RECORD_TYPES,
+    RECORD_FILES,
     SHARPNESS,
     SIDE_BY_SIDE,
     Provenance,
     read_jsonl,
 )
 from ssmax_lab.report.charts import Row as Point
-from ssmax_lab.report.charts import curves, over_runs, right_of, series_of, short
+from ssmax_lab.report.charts import curves, over_runs, series_of
 from ssmax_lab.report.page import document, origins
 from ssmax_lab.report.style import Figure, Table
 
 LESS_FIRST = (
-    "the difference from {}, and its 95 % interval over documents or trials; it says nothing of "
-    "what another training run would give"
+    "In brackets: the difference from {}, and its 95 % interval over documents or trials; it says "
+    "nothing of what another training run would give"
 )
 FILES = (POSITION_LOSS, NEEDLE, NEEDLE_SCORE, SHARPNESS)
 
@@ -52,7 +52,7 @@ class SideBySide:
         found: dict[str, list[Any]] = {
             name: [
                 record
-                for record in read_jsonl(folder / name, RECORD_TYPES[name])
+                for record in read_jsonl(folder / name, RECORD_FILES[name].kind)
                 if runs is None or record.run in runs
             ]
             for name in FILES
@@ -71,36 +71,43 @@ class SideBySide:
 
     def rows(self) -> list[Row]:
         """List what there is to compare."""
-        trials, scores = self.newest[NEEDLE], self.newest[NEEDLE_SCORE]
-        last = {run: records[-1] for run, records in self.newest[SHARPNESS].items()}
-        losses = {
-            run: dict(
-                zip(
-                    itertools.pairwise(records[-1].edges),
-                    zip(*records[-1].binned, strict=True),
-                    strict=True,
+        rows = self._rows(
+            "loss, positions {0[0]:,} to {0[1]:,}",
+            {
+                run: dict(
+                    zip(
+                        itertools.pairwise(records[-1].edges),
+                        zip(*records[-1].binned, strict=True),
+                        strict=True,
+                    )
                 )
-            )
-            for run, records in self.newest[POSITION_LOSS].items()
-        }
-        rows = self._rows("loss, positions {0[0]:,} to {0[1]:,}", losses)
-        for what, is_right in (("whole number", "is_whole"), ("first digit", "first_digit")):
-            accuracy = _trials(trials, lambda one, name=is_right: getattr(one, name))
-            rows += self._rows(f"retrieval accuracy, {what}, context {{:,}}", accuracy)
-        rows += self._rows("top needle score, context {:,}", _trials(scores, top_score))
+                for run, records in self.newest[POSITION_LOSS].items()
+            },
+        )
+        for what, file, value in (
+            ("retrieval accuracy, whole number", NEEDLE, lambda one: one.is_whole),
+            ("retrieval accuracy, first digit", NEEDLE, lambda one: one.first_digit),
+            ("top needle score", NEEDLE_SCORE, top_score),
+        ):
+            rows += self._rows(f"{what}, context {{:,}}", self.by_length(file, value))
         for what, field in (("largest weight", "largest"), ("entropy", "entropy")):
             # A mean over heads: another document is not in it.
             means = {
-                run: {
-                    n: [float(mean)]
-                    for n, mean in zip(
-                        one.num_keys, np.mean(getattr(one, field), (0, 1)), strict=True
-                    )
-                }
-                for run, one in last.items()
+                run: {n: [mean] for n, mean in _by_keys(records[-1], field)}
+                for run, records in self.newest[SHARPNESS].items()
             }
             rows += self._rows(f"{what} at n = {{:,}}", means)
         return rows
+
+    def by_length(
+        self, file: str, value: Callable[[Any], float]
+    ) -> dict[str, dict[int, list[float]]]:
+        """List a value of every trial of each context size, in the order of depths and trials."""
+        found: dict[str, dict[int, list[float]]] = {}
+        for run, records in self.newest[file].items():
+            for one in sorted(records, key=lambda one: (one.length, one.depth, one.trial)):
+                found.setdefault(run, {}).setdefault(one.length, []).append(float(value(one)))
+        return found
 
     def _rows(self, what: str, values: Mapping[str, Mapping[Any, Sequence[float]]]) -> list[Row]:
         """Make a row for each key: means of every model, and what they are less the first's."""
@@ -131,83 +138,79 @@ def _less(
     return found.effect, found.low, found.high
 
 
+def _by_keys(record: Any, field: str) -> list[tuple[int, float]]:
+    """Average the largest weight or the entropy over heads, by the number of keys."""
+    means = np.mean(getattr(record, field), (0, 1)).tolist()
+    return list(zip(record.num_keys, means, strict=True))
+
+
 def text_table(found: SideBySide) -> list[str]:
     """Write the numbers as lines, a column for each model."""
-    rows = [[row.what, *_cells(row)] for row in found.rows()]
-    header = ["", *found.runs]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    table = number_table(found)
+    cells = [table.header, *table.rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
-        "  ".join(
-            [f"{first:{widths[0]}}", *map(str.rjust, cells, widths[1:])]
-        )
-        for first, *cells in [header, *rows]
-    ]  # fmt: skip
-    if len(found.runs) > 1:
-        lines += ["", f"In brackets: {LESS_FIRST.format(found.runs[0])}"]
-    return lines
+        "  ".join([f"{first:{widths[0]}}", *map(str.rjust, others, widths[1:])])
+        for first, *others in cells
+    ]
+    return [*lines, *(["", table.caption] if table.caption else [])]
+
+
+def number_table(found: SideBySide) -> Table:
+    """Tabulate the numbers, a column for each model."""
+    return Table(
+        header=["", *found.runs],
+        rows=[[row.what, *_cells(row)] for row in found.rows()],
+        caption=LESS_FIRST.format(found.runs[0]) if len(found.runs) > 1 else "",
+    )
 
 
 def figures(found: SideBySide) -> list[Figure]:
     """Draw loss by position, needles by context, needle scores by rank, largest weight by n."""
-    losses, trials, scores, sharpness = (found.newest[name] for name in FILES)
-    series = series_of(found.runs, found.runs[:5])
-    made: list[tuple[str, str, Sequence[Point], dict[str, Any]]] = []
-    if losses:
-        measures, rows = ["loss, nats"], []
+    losses, scores = found.newest[POSITION_LOSS], found.newest[NEEDLE_SCORE]
+    series = series_of(found.runs)
+    first, measure, less = found.runs[0], "loss, nats", f"loss less that of {found.runs[0]}, nats"
+    of_losses: list[Point] = []
+    measures = [measure]
+    if first in losses and len(losses) > 1:
+        measures = [less, measure]
         for run, records in losses.items():
-            x, y = by_octave(records[-1].mean)
-            rows += over_runs(run, "position", x, [y], measure="loss, nats")
-        first = found.runs[0]
-        if first in losses and len(losses) > 1:
-            less = f"loss less that of {first}, nats"
-            measures.insert(0, less)
-            for run, records in losses.items():
-                x, y = octave_differences(losses[first][-1], records[-1])
-                rows += over_runs(run, "position", x, [y], measure=less)
-        options = {"log_x": True, "measures": measures}
-        made.append(("Loss by position", "position", rows, options))
-    if trials:
-        rows = [
-            {"name": run, "context": length, "y": short(share)}
-            for run, by_length in _by_length(trials, lambda one: one.is_whole).items()
-            for length, share in by_length.items()
-        ]
-        options = {"y": "needle retrieval accuracy", "domain": (0, 1), "dots": True, "log_x": True}
-        made.append(("Needle retrieval accuracy by context", "context", rows, options))
-    if scores:
-        rows = []
-        for run, records in scores.items():
-            ranked = sorted(map(top_score, records), reverse=True)
-            rows += over_runs(run, "trial by rank", range(1, len(ranked) + 1), [ranked])
-        options = {"y": "top needle score", "zero": True, "dots": True}
-        made.append(("Attention on the number, trial by trial", "trial by rank", rows, options))
-    if sharpness:
-        rows = []
-        for run, records in sharpness.items():
-            one = records[-1]
-            rows += over_runs(run, "n", one.num_keys, [np.mean(one.largest, (0, 1))])
-        options = {"y": "largest attention weight", "log_x": True, "log_y": True}
-        made.append(("Mean largest attention weight by number of keys", "n", rows, options))
+            x, y = octave_differences(losses[first][-1], records[-1])
+            of_losses += over_runs(run, "position", x, [y], measure=less)
+    for run, records in losses.items():
+        x, y = by_octave(records[-1].mean)
+        of_losses += over_runs(run, "position", x, [y], measure=measure)
+    of_trials: list[Point] = []
+    for run, by_length in found.by_length(NEEDLE, lambda one: one.is_whole).items():
+        means = [float(np.mean(values)) for values in by_length.values()]
+        of_trials += over_runs(run, "context", list(by_length), [means])
+    of_scores: list[Point] = []
+    for run, records in scores.items():
+        ranked = sorted(map(top_score, records), reverse=True)
+        of_scores += over_runs(run, "trial by rank", range(1, len(ranked) + 1), [ranked])
+    of_sharpness: list[Point] = []
+    for run, records in found.newest[SHARPNESS].items():
+        n, means = zip(*_by_keys(records[-1], "largest"), strict=True)
+        of_sharpness += over_runs(run, "n", n, [means])
+    made: list[tuple[str, str, Sequence[Point], dict[str, Any]]] = [
+        ("Loss by position", "position", of_losses, {"log_x": True, "measures": measures}),
+        ("Needle retrieval accuracy by context", "context", of_trials,
+         {"y": "needle retrieval accuracy", "domain": (0, 1), "dots": True, "log_x": True}),
+        ("Attention on the number, trial by trial", "trial by rank", of_scores,
+         {"y": "top needle score", "zero": True, "dots": True}),
+        ("Mean largest attention weight by number of keys", "n", of_sharpness,
+         {"y": "largest attention weight", "log_x": True, "log_y": True}),
+    ]  # fmt: skip
     return [
-        Figure(
-            title=title,
-            panels=[curves(rows, series, x=x, **{"y": "", **options})],
-            right=right_of(series),
-            tables=[],
-        )
+        Figure(title=title, panels=[curves(rows, series, x=x, **{"y": "", **options})])
         for title, x, rows, options in made
+        if rows
     ]
 
 
 def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
     """Write the page of a folder of results; the same records give the same bytes."""
     found = SideBySide(folder)
-    caption = LESS_FIRST.format(found.runs[0]) if len(found.runs) > 1 else ""
-    numbers = Table(
-        header=["", *found.runs],
-        rows=[[row.what, *_cells(row)] for row in found.rows()],
-        caption=f"In brackets: {caption}" if caption else "",
-    )
     page = document(
         "Side by side",
         note=", ".join(found.runs),
@@ -215,7 +218,7 @@ def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
             {"id": f"figure-{place}", "figure": figure}
             for place, figure in enumerate(figures(found), 1)
         ],
-        tables=[numbers],
+        tables=[number_table(found)],
         provenance=origins(found.provenances()),
     )
     path = folder / SIDE_BY_SIDE
@@ -236,27 +239,6 @@ def _newest(records: Sequence[Any]) -> dict[str, list[Any]]:
     for one in records:
         if one.provenance.config_hash == last[measured(one)]:
             found.setdefault(one.run, []).append(one)
-    return found
-
-
-def _by_length(
-    by_run: Mapping[str, Sequence[Any]], value: Callable[[Any], float]
-) -> dict[str, dict[int, float]]:
-    """Average a value over the trials of each context size."""
-    return {
-        run: {length: float(np.mean(values)) for length, values in lengths.items()}
-        for run, lengths in _trials(by_run, value).items()
-    }
-
-
-def _trials(
-    by_run: Mapping[str, Sequence[Any]], value: Callable[[Any], float]
-) -> dict[str, dict[int, list[float]]]:
-    """List a value of every trial of each context size, in the order of depths and trials."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for run, records in by_run.items():
-        for one in sorted(records, key=lambda one: (one.length, one.depth, one.trial)):
-            found.setdefault(run, {}).setdefault(one.length, []).append(float(value(one)))
     return found
 
 

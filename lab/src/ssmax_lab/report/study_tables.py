@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 
 from ssmax_lab.analysis.findings import Findings
-from ssmax_lab.analysis.fits import SHAPES, fit_table
+from ssmax_lab.analysis.formulas import SHAPES, fit_table
 from ssmax_lab.analysis.measures import (
     last_tenth,
     learned,

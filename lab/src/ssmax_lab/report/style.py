@@ -59,6 +59,10 @@ class Panel:
 
     chart: Any
     rows: Sequence[Mapping[str, Any]] = ()
+    tables: Sequence[Table] = ()
+    """Its numbers."""
+    right: int = 16
+    """Pixels beside it that the labels at the ends of curves take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +76,21 @@ class Figure:
     columns: int = 2
     width: int = WIDTH
     """Of a panel in SVG and PNG; the page gives what it has."""
-    right: int = 16
-    """Pixels beside a panel that the labels at the ends of curves take."""
-    tables: Sequence[Table] = ()
+    more_tables: Sequence[Table] = ()
     num_first: int | None = None
     """How many panels are shown at first; the others on request, and in no SVG. None: all."""
     note: str = ""
     """What holds of the drawing, such as what was left out."""
+
+    @property
+    def right(self) -> int:
+        """The most pixels beside a panel that labels at the ends of curves take."""
+        return max(panel.right for panel in self.panels)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The numbers."""
+        return [*self.more_tables, *(table for panel in self.panels for table in panel.tables)]
 
     def spec(self, *, rest: bool = False) -> dict[str, Any]:
         """Write the panels that are shown at first, or the rest, as Vega-Lite without the title."""

@@ -33,19 +33,14 @@ def thin(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (MAX_ROWS - 1))] for i in range(MAX_ROWS)]
 
 
-def rows_table(header: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
-    """Make a table of cells that are text already."""
-    return Table(header=list(header), rows=[list(row) for row in rows], caption=caption)
-
-
 def wide_table(
-    rows: Sequence[Mapping[str, Any]], series: Sequence[Any], x: str, *, caption: str = ""
+    rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], x: str, *, caption: str = ""
 ) -> Table:
     """Make a table with a column for each curve, at places that all have where there are such."""
     columns: dict[str, dict[Any, float]] = {}
     for row in rows:
         columns.setdefault(row["name"], {})[row[x]] = row["y"]
-    called = {one.name: one.label for one in series if one.name in columns}
+    called = {name: label for name, label in labels.items() if name in columns}
     shared = set.intersection(*map(set, columns.values())) if columns else set()
     places = thin(sorted(shared or set().union(*columns.values())))
     cells = [

@@ -8,15 +8,21 @@ beside it, with its effect and interval, and decides nothing.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from ssmax.errors import UsageError
-from ssmax_lab.analysis.figure_inputs import FIGURE_1_S, figure1_output, ssmax_factor, z_max_needed
 from ssmax_lab.analysis.findings import ByReplica, Findings, Record, Replica
-from ssmax_lab.analysis.fits import SHAPES, fit_table
+from ssmax_lab.analysis.formulas import (
+    FIGURE_1_S,
+    SHAPES,
+    figure1_output,
+    fit_table,
+    ssmax_factor,
+    z_max_needed,
+)
 from ssmax_lab.analysis.measures import (
+    accuracy_at,
     last_tenth,
     mean_between,
     mean_loss,
@@ -49,8 +55,8 @@ NO_VERDICT = ("quick",)
 """Presets whose model is too small to speak of the paper's claims on large ones."""
 BEYOND = "beyond the training length"
 
-Values = dict[Replica, float]
-"""A number of every run."""
+Values = Mapping[str, Mapping[Replica, float]]
+"""A number of every run of every configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,9 @@ class Pair:
     """What the claim says of them, where this is its primary comparison."""
     is_papers: bool = True
 
-    @property
-    def is_ours(self) -> bool:
-        """The paper does not have it; the control is ours everywhere."""
-        return not self.is_papers or CONTROL in (self.first, self.second)
 
-
-class Result(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Result:
     """A comparison, wherever it was made."""
 
     claim: str
@@ -94,34 +96,32 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
     results = [*_claim_1(findings), *_claim_2(findings), *_claim_3()]
     for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
         results += claim(findings)
-    if findings.study["preset"].partition(":")[0] in NO_VERDICT:
-        return [_comparison(one, provenance, None, is_too_small=True) for one in results]
-    adjusted = iter(holm([one.p for one in results if one.p is not None]))
-    return [
-        _comparison(one, provenance, None if one.p is None else next(adjusted)) for one in results
-    ]
-
-
-def _comparison(
-    result: Result, provenance: Provenance, p: float | None, *, is_too_small: bool = False
-) -> Comparison:
-    claim, text, interval, unit, expected, is_ours = result
-    if isinstance(interval, str):
-        effect = low = high = None
-        basis, verdict = interval, SECONDARY if expected is None else NOT_MEASURED
-    else:
-        effect, low, high, basis = interval.effect, interval.low, interval.high, interval.basis
-        if expected is None:
-            verdict = SECONDARY
-        elif is_too_small and basis != EXACT:
-            verdict = TOO_SMALL
+    is_too_small = findings.study["preset"].partition(":")[0] in NO_VERDICT
+    read = [] if is_too_small else [one.p for one in results if one.p is not None]
+    adjusted = iter(holm(read))
+    made = []
+    for one in results:
+        p = None if one.p is None or is_too_small else next(adjusted)
+        found = one.interval
+        verdict = SECONDARY
+        if one.expected is not None:
+            if isinstance(found, str):
+                verdict = NOT_MEASURED
+            elif is_too_small and found.basis != EXACT:
+                verdict = TOO_SMALL
+            else:
+                verdict = found.verdict(one.expected, margin=MARGINS.get(one.claim, 0.0), p=p)
+        if isinstance(found, str):
+            effect, low, high, basis = None, None, None, found
         else:
-            verdict = interval.verdict(expected, margin=MARGINS.get(claim, 0.0), p=p)
-    return Comparison(
-        claim=claim, text=text, effect=effect, unit=unit, low=low, high=high, basis=basis, p_holm=p,
-        verdict=verdict, is_ours=is_ours,
-        provenance=provenance,
-    )  # fmt: skip
+            effect, low, high, basis = found.effect, found.low, found.high, found.basis
+        made.append(
+            Comparison(
+                claim=one.claim, text=one.text, effect=effect, unit=one.unit, low=low, high=high,
+                basis=basis, p_holm=p, verdict=verdict, is_ours=one.is_ours, provenance=provenance,
+            )
+        )  # fmt: skip
+    return made
 
 
 def _claim_1(findings: Findings) -> list[Result]:
@@ -142,13 +142,13 @@ def _claim_1(findings: Findings) -> list[Result]:
                "of the weight", "below"),
         Result("C1", "SSMax's (s = 0.43) stays above 0.8 for every n between", exact(least - 0.8),
                "over 0.8", "above"),
-        *_compared("C1", pairs, values, unit="of the weight"),
+        *_compared("C1", "of the weight", (pairs, values)),
     ]  # fmt: skip
 
 
 def _claim_2(findings: Findings) -> list[Result]:
-    unexplained: dict[str, Values] = {name: {} for name in (*SHAPES, "power")}
-    slopes: dict[str, Values] = {"slope": {}, "none": {}}
+    unexplained: dict[str, dict[Replica, float]] = {name: {} for name in (*SHAPES, "power")}
+    slopes: dict[str, dict[Replica, float]] = {"slope": {}, "none": {}}
     for run, table in findings.tables.items():
         for fit in fit_table(table):
             off = np.asarray(table[1:]) - np.asarray(fit.curve)
@@ -162,8 +162,8 @@ def _claim_2(findings: Findings) -> list[Result]:
     ]
     rises = [Pair("slope", "none", "the learned p_n rises with log n")]
     return [
-        *_compared("C2", pairs, unexplained, unit="of the variance"),
-        *_compared("C2", rises, slopes, unit="a1"),
+        *_compared("C2", "of the variance", (pairs, unexplained)),
+        *_compared("C2", "a1", (rises, slopes)),
     ]
 
 
@@ -195,7 +195,7 @@ def _claim_4(findings: Findings) -> list[Result]:
         Pair("c", "b", f"{where} (c)'s loss is about equal to (b)'s"),
         Pair("b", CONTROL, f"{where} (b)'s loss is below the control's"),
     ]  # fmt: skip
-    return _compared("C4", pairs, _values(findings.curves, last_tenth), unit="nats")
+    return _compared("C4", "nats", (pairs, _values(findings.curves, last_tenth)))
 
 
 def _claim_5(findings: Findings) -> list[Result]:
@@ -206,10 +206,10 @@ def _claim_5(findings: Findings) -> list[Result]:
         text = f"{where} {called(first)} loses less than {called(second)}"
         return Pair(first, second, text, is_papers=is_papers)
 
-    unchanged = Pair("b", "a", "from the training length T to 4T, at the unchanged RoPE base, "
-                     "(b) loses less than (a)", "below", is_papers=False)  # fmt: skip
-    larger = Pair("b", "a", "from T to the RoPE limit, at the larger RoPE base, (b) loses less "
-                  "than (a)", "below")  # fmt: skip
+    to_4t = Pair("b", "a", "from the training length T to 4T, at the unchanged RoPE base, "
+                 "(b) loses less than (a)", "below", is_papers=False)  # fmt: skip
+    to_limit = Pair("b", "a", "from T to the RoPE limit, at the larger RoPE base, (b) loses less "
+                    "than (a)", "below")  # fmt: skip
     far = [
         loses_less("b", "a"),
         loses_less("c", "a"),
@@ -217,29 +217,36 @@ def _claim_5(findings: Findings) -> list[Result]:
         Pair("f", "b", f"{BEYOND} (f) does not quite reach (b)"),
         loses_less("f", "a"),
         loses_less("b", CONTROL),
+        *_of_controls(losses, lambda first, second: loses_less(first, second, is_papers=False)),
     ]
-    for name, one in CONFIGURATIONS.items():
-        if name in losses:
-            far += [loses_less(name, other, is_papers=False) for other in one.loses_less_than]
-            far += [loses_less(other, name, is_papers=False) for other in one.loses_more_than]
     near = Pair("e", "a", "within the training length (e) loses more than (a)")
     far_same_theta = [
         loses_less("b", name, f"{BEYOND}, at the unchanged RoPE base,", is_papers=False)
         for name in ("a", CONTROL)
     ]
     beyond, within = (mean_loss(length, is_long=is_long) for is_long in (True, False))
-    to_limit = [] if limit is None else [
-        ([larger], _values(losses, mean_between(length, round(limit))))
-    ]  # fmt: skip
     groups = [
-        ([unchanged], _values(same_theta, mean_between(length, 4 * length))),
-        *to_limit,
+        ([to_4t], _values(same_theta, mean_between(length, 4 * length))),
         (far, _values(losses, beyond)),
         ([near], _values(losses, within)),
         (far_same_theta, _values(same_theta, beyond)),
     ]
-    made = [one for pairs, values in groups for one in _made("C5", pairs, values, unit="nats")]
-    return _unless_empty(made)
+    if limit is not None:
+        groups.insert(1, ([to_limit], _values(losses, mean_between(length, round(limit)))))
+    return _compared("C5", "nats", *groups)
+
+
+def _of_controls(found: Mapping[str, object], pair: Callable[[str, str], Pair]) -> list[Pair]:
+    """Compare each control as its row of the table says, where it was measured."""
+    return [
+        pair(first, second)
+        for name, one in CONFIGURATIONS.items()
+        if name in found
+        for first, second in (
+            *((name, other) for other in one.loses_less_than),
+            *((other, name) for other in one.loses_more_than),
+        )
+    ]
 
 
 def unsaturated_cells(findings: Findings) -> list[tuple[float, int]]:
@@ -298,49 +305,30 @@ def _claim_6_unsaturated(findings: Findings) -> list[Result]:
         text = f"{at}, {called(first)} retrieves more than {called(second)}"
         return Pair(first, second, text, is_papers=False)
 
+    def on(some: Sequence[tuple[float, int]]) -> Values:
+        return {
+            name: {run: mean_accuracy(grid, some) for run, grid in found.items()}
+            for name, found in counted.items()
+        }
+
     pairs = [
         Pair("b", "a", f"{where}, (b) retrieves more than (a)", "above"),
         retrieves_more("c", "a"),
         retrieves_more("b", CONTROL),
+        *_of_controls(counted, retrieves_more),
     ]
-    for name, one in CONFIGURATIONS.items():
-        if name in counted:
-            pairs += [retrieves_more(name, other) for other in one.loses_less_than]
-            pairs += [retrieves_more(other, name) for other in one.loses_more_than]
     length = findings.train_length
     parts = {
         "at the unchanged RoPE base, to T": [(f, n) for f, n in cells if f == 1 and n <= length],
         "at larger RoPE bases, to T": [(f, n) for f, n in cells if f > 1 and n <= length],
         "beyond T": [(f, n) for f, n in cells if n > length],
     }
-    results = _retrieved(pairs, counted, cells)
-    for words, some in parts.items():
-        if some:
-            pair = retrieves_more("b", "a", f"{where}, {words}")
-            results += _retrieved([pair], counted, some)
-    return [*results, *_missed_gate(findings)]
-
-
-def _retrieved(
-    pairs: Sequence[Pair],
-    counted: Mapping[str, Mapping[Replica, RetrievalGrid]],
-    cells: Sequence[tuple[float, int]],
-) -> list[Result]:
-    values = {
-        name: {run: mean_accuracy(grid, cells) for run, grid in found.items()}
-        for name, found in counted.items()
-    }
-    made = []
-    for pair in pairs:
-        failed = [
-            called(name) for name in (pair.first, pair.second) if counted.get(name, True) == {}
-        ]
-        interval = (
-            f"{' and '.join(failed)} did not learn the task" if failed else _interval(pair, values)
-        )
-        unit = "of the numbers"
-        made.append(Result("C6", pair.text, interval, unit, pair.expected, pair.is_ours))
-    return made
+    groups = [(pairs, on(cells))] + [
+        ([retrieves_more("b", "a", f"{where}, {words}")], on(some))
+        for words, some in parts.items()
+        if some
+    ]
+    return [*_made("C6", "of the numbers", *groups), *_missed_gate(findings)]
 
 
 def _missed_gate(findings: Findings) -> list[Result]:
@@ -360,35 +348,33 @@ def _claim_6(findings: Findings) -> list[Result]:
     if findings.grids:
         return _claim_6_unsaturated(findings)
     length = findings.train_length
-    pairs = _above(f"{BEYOND} the needle retrieval accuracy of (b) is above that of {{}}")
     accuracy = _values(findings.trials, retrieval_accuracy(length, is_long=True))
-    results = _compared("C6", pairs, accuracy, unit="of the numbers")
-    if "b" in findings.trials:
+    pairs = _above(f"{BEYOND} the needle retrieval accuracy of (b) is above that of {{}}")
+    results = _compared("C6", "of the numbers", (pairs, accuracy))
+    if of_b := findings.trials.get("b"):
         # The size nearest to ten times the training length.
-        sizes = sorted({trial.length for trial in next(iter(findings.trials["b"].values()))})
+        sizes = sorted({trial.length for trial in next(iter(of_b.values()))})
         nearest = min(sizes, key=lambda size: abs(size - 10 * length))
-        found = {
-            run: float(np.mean([one.is_whole for one in trials if one.length == nearest]))
-            for run, trials in findings.trials["b"].items()
+        both = {
+            **_values({"b": of_b}, accuracy_at(nearest)),
+            **_values({"half": of_b}, lambda _: 0.5),
         }
         text = f"the needle retrieval accuracy of (b) is above a half at {nearest:,} tokens"
-        both = {"b": found, "half": dict.fromkeys(found, 0.5)}
-        results += _compared("C6", [Pair("b", "half", text)], both, unit="over a half")
+        results += _compared("C6", "over a half", ([Pair("b", "half", text)], both))
     return results
 
 
 def _claim_7(findings: Findings) -> list[Result]:
     pairs = _above("(b)'s top heads weigh the paper's needle more than {}'s")
     values = _values(findings.papers_needle, _mean_score(top_heads_score))
-    return _compared("C7", pairs, values, unit="of the weight")
+    return _compared("C7", "of the weight", (pairs, values))
 
 
 def _claim_8(findings: Findings) -> list[Result]:
     pairs = _above("the top needle score of (b) is above that of {}")
     pairs += [Pair(name, "a", f"({name}) lies above (a)") for name in ("c", "d", "e", "f")]
-    return _compared(
-        "C8", pairs, _values(findings.scores, _mean_score(top_score)), unit="of the weight"
-    )
+    values = _values(findings.scores, _mean_score(top_score))
+    return _compared("C8", "of the weight", (pairs, values))
 
 
 def _mean_score(score: Callable[[NeedleScore], float]) -> Callable[[list[NeedleScore]], float]:
@@ -404,41 +390,43 @@ def _above(text: str) -> list[Pair]:
     ]
 
 
-def _values(found: ByReplica[Record], value: Callable[[Record], float]) -> dict[str, Values]:
+def _values(
+    found: ByReplica[Record], value: Callable[[Record], float]
+) -> dict[str, dict[Replica, float]]:
     return {
         name: {run: value(record) for run, record in by_replica.items()}
         for name, by_replica in found.items()
     }
 
 
-def _compared(
-    claim: str, pairs: Sequence[Pair], values: Mapping[str, Values], *, unit: str
-) -> list[Result]:
-    return _unless_empty(_made(claim, pairs, values, unit=unit))
-
-
-def _made(
-    claim: str, pairs: Sequence[Pair], values: Mapping[str, Values], *, unit: str
-) -> list[Result]:
-    return [
-        Result(claim, pair.text, _interval(pair, values), unit, pair.expected, pair.is_ours)
-        for pair in pairs
-    ]
-
-
-def _unless_empty(made: list[Result]) -> list[Result]:
-    """Leave out whole what nothing was measured of."""
+def _compared(claim: str, unit: str, *groups: tuple[Sequence[Pair], Values]) -> list[Result]:
+    """Compare pairs by their values; what nothing was measured of is left out whole."""
+    made = _made(claim, unit, *groups)
     return made if any(isinstance(one.interval, Interval) for one in made) else []
 
 
-def _interval(pair: Pair, values: Mapping[str, Values]) -> Interval | str:
+def _made(claim: str, unit: str, *groups: tuple[Sequence[Pair], Values]) -> list[Result]:
+    # The control is ours everywhere.
+    return [
+        Result(
+            claim, pair.text, _interval(pair, values), unit, pair.expected,
+            not pair.is_papers or CONTROL in (pair.first, pair.second),
+        )
+        for pairs, values in groups
+        for pair in pairs
+    ]  # fmt: skip
+
+
+def _interval(pair: Pair, values: Values) -> Interval | str:
     """Compare over the seeds that both have, within a part; or say why that cannot be done.
 
     Of a seed that several parts have the mean counts, once: it started from the same weights and
     saw the same batches in each.
     """
-    missing = [name for name in (pair.first, pair.second) if not values.get(name)]
-    if missing:
+    both = (pair.first, pair.second)
+    if failed := [called(name) for name in both if values.get(name) == {}]:
+        return f"{' and '.join(failed)} did not learn the task"
+    if missing := [name for name in both if name not in values]:
         verb = "was" if len(missing) == 1 else "were"
         return f"{' and '.join(map(called, missing))} {verb} not measured"
     first, second = values[pair.first], values[pair.second]

@@ -9,6 +9,7 @@ from ssmax._device import select_device
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import FILE, load_tokenizer
 from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
 from ssmax_lab.records import config_hash
@@ -69,8 +70,8 @@ def hf_measurement(
         )
     first = _first_token(tokenizer)
     measured = Measurement(
-        HFCausalLM(model, first=first),
-        loaded,
+        model=HFCausalLM(model, first=first),
+        tokenizer=loaded,
         run=name,
         identity={
             "source": source,
@@ -81,7 +82,7 @@ def hf_measurement(
             "tokenizer": loaded.vocabulary.hash,
             "transformers": importlib.metadata.version("transformers"),
         },
-        data=text_to_measure(data, is_for_tests=True),
+        shards=ShardSet.open(text_to_measure(data, is_for_tests=True)),
         results=results,
         device=here,
         usual_length=min(LONGEST_USUAL, getattr(config, "max_position_embeddings", 8192) // 8),

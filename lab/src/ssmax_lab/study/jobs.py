@@ -1,18 +1,14 @@
 """What a job does. Each leaves its result on disk, and resumes where it was stopped."""
 
-import itertools
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from ssmax._progress import log_progress
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.data.haystack import PAPERS_NEEDLE, Needle
 from ssmax_lab.data.preparation import prepare
-from ssmax_lab.eval.protocols import OnProgress
 from ssmax_lab.records import (
     POSITION_LOSS,
     RESULTS,
@@ -30,8 +26,6 @@ from ssmax_lab.train.finetuning import finetune
 from ssmax_lab.train.loop import Outcome
 from ssmax_lab.train.pretraining import pretrain
 from ssmax_lab.train.recipes import configured
-
-logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -147,90 +141,47 @@ def _measure(study: Study, folder: Path, job: Job, *, data: Path, device: str | 
         _measure_needles(study, here, job.seed)
 
 
-class Count:
-    """Says how much of a job's measuring is done, in tokens that are read."""
-
-    def __init__(self, **parts: Sequence[int]) -> None:
-        """Take the tokens of every item of every part, in the order in which they are read."""
-        self.ends: dict[str, list[int]] = {}
-        self.total = 0
-        for name, tokens in parts.items():
-            self.ends[name] = [self.total + end for end in itertools.accumulate(tokens)]
-            self.total += sum(tokens)
-
-    def part(self, name: str) -> OnProgress:
-        """Count the items of a part; there may be fewer of them than were asked for."""
-        ends = self.ends[name]
-
-        def count(what: str, done: int, total: int) -> None:
-            log_progress(logger, "token", ends[len(ends) * done // total - 1], self.total)
-
-        return count
-
-
 def _measure_losses(study: Study, by_file: Mapping[str, Measurement]) -> None:
-    documents = {file: [study.loss_length] * study.loss_documents for file in by_file}
-    count = Count(sharpness=[study.loss_length] * study.sharpness_documents, **documents)
-    by_file[POSITION_LOSS].sharpness(
-        length=study.loss_length,
-        documents=study.sharpness_documents,
-        on_progress=count.part("sharpness"),
-    )
+    by_file[POSITION_LOSS].sharpness(length=study.loss_length, documents=study.sharpness_documents)
     for file, here in by_file.items():
         here.position_loss(
             length=study.loss_length,
             documents=study.loss_documents,
             batch=study.batch if here.device.type == "cuda" else 1,
             file=file,
-            on_progress=count.part(file),
         )
+
+
+def _depths(study: Study) -> list[float]:
+    return np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist()
 
 
 def _measure_grid(study: Study, here: Measurement, seed: int) -> None:
     here.retrieval_grid(
         base_factors=study.base_factors,
         lengths=study.retrieval_lengths,
-        depths=np.linspace(0.0, 1.0, study.needle_depths).round(4).tolist(),
+        depths=_depths(study),
         trials=study.needle_trials,
         weighed=2,
         digits=study.pretraining.data.needle_digits,
         batch=study.batch,
         seed=seed,
-        on_progress=lambda what, done, total: log_progress(logger, what, done, total),
     )
 
 
 def _measure_needles(study: Study, here: Measurement, seed: int) -> None:
     city, number = PAPERS_NEEDLE
     options: dict[str, Any] = {"digits": study.digits, "seed": seed, "batch": study.batch}
-    # A prompt is read for its weights, and for its answer.
-    score, depths = 2 * study.score_length, study.needle_depths
-    count = Count(
-        papers=[score] * study.papers_needle_trials,
-        scores=[score] * study.score_trials,
-        cells=[n * study.needle_trials for n in study.needle_lengths for _ in range(depths)],
-    )
     here.needle_scores(
         length=study.score_length,
         trials=study.papers_needle_trials,
         depth=0.5,
         needle=Needle(city=city, number=number[: study.digits]),
-        on_progress=count.part("papers"),
         **options,
     )
-    here.needle_scores(
-        length=study.score_length,
-        trials=study.score_trials,
-        depth=None,
-        on_progress=count.part("scores"),
-        **options,
-    )
+    here.needle_scores(length=study.score_length, trials=study.score_trials, depth=None, **options)
     here.needle(
-        lengths=study.needle_lengths,
-        depths=np.linspace(0.0, 1.0, depths).round(4).tolist(),
-        trials=study.needle_trials,
-        on_progress=count.part("cells"),
-        **options,
+        lengths=study.needle_lengths, depths=_depths(study), trials=study.needle_trials, **options
     )
 
 

@@ -1,8 +1,11 @@
 """A model as it is measured: a run's under a rule and a theta, or anyone's; and its text."""
 
+import functools
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +15,7 @@ from torch import nn
 
 from ssmax._device import select_device
 from ssmax._files import in_turn, make_folder, write_whole
+from ssmax._progress import log_progress
 from ssmax.errors import UsageError
 from ssmax.nn import SSMaxScale
 from ssmax_lab.data.haystack import Needle, haystack_text, long_rows
@@ -20,7 +24,7 @@ from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import FILE as TOKENIZER
 from ssmax_lab.data.tokenizer import Tokenizer
 from ssmax_lab.eval.position_loss import measure_position_loss
-from ssmax_lab.eval.protocols import EvalModel, OnProgress, silent
+from ssmax_lab.eval.protocols import EvalModel
 from ssmax_lab.eval.retrieval import (
     measure_needle_scores,
     measure_retrieval,
@@ -33,7 +37,7 @@ from ssmax_lab.records import (
     NEEDLE_SCORE,
     PAPERS_NEEDLE_SCORE,
     POSITION_LOSS,
-    RECORD_TYPES,
+    RECORD_FILES,
     RETRIEVAL_GRID,
     SHARPNESS,
     NeedleScore,
@@ -54,41 +58,32 @@ from ssmax_lab.train.run import (
     with_name,
 )
 
+logger = logging.getLogger(__name__)
+_tell = functools.partial(log_progress, logger)
 
+
+@dataclass(kw_only=True)
 class Measurement:
     """A model as it is to be measured, its text, and where results go."""
 
-    def __init__(
-        self,
-        model: EvalModel,
-        tokenizer: Tokenizer,
-        *,
-        run: str,
-        identity: dict[str, Any],
-        data: Path,
-        results: Path,
-        device: torch.device,
-        usual_length: int,
-        is_narrow: bool = False,
-        first: int | None = None,
-        model_hash: str,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.run = run
-        """What the model is called in records."""
-        self.identity = identity
-        """All that decides what comes out, but for the measurement's own options and the text."""
-        self.shards = ShardSet.open(data)
-        """The text."""
-        self.results = results
-        self.device = device
-        self.usual_length = usual_length
-        """Contexts of needles are multiples of it, where nothing else is asked for."""
-        self._is_narrow = is_narrow
-        self._first = first
-        self.model_hash = model_hash
-        """Tells models apart whose names are the same."""
+    model: EvalModel
+    tokenizer: Tokenizer
+    run: str
+    """What the model is called in records."""
+    identity: dict[str, Any]
+    """All that decides what comes out, but for the measurement's own options and the text."""
+    shards: ShardSet
+    """The text."""
+    results: Path
+    device: torch.device
+    usual_length: int
+    """Contexts of needles are multiples of it, where nothing else is asked for."""
+    is_narrow: bool = False
+    """It was trained in bfloat16."""
+    first: int | None = None
+    """The token that begins a text."""
+    model_hash: str
+    """Tells models apart whose names are the same."""
 
     @classmethod
     def of_run(
@@ -117,8 +112,8 @@ class Measurement:
         model = (model if rule is None else _under(model, rule, s, length)).to(here).eval()
         model.theta = model.theta if theta is None else theta
         measured = cls(
-            model,
-            load_run_tokenizer(folder),
+            model=model,
+            tokenizer=load_run_tokenizer(folder),
             # What is measured is named by all that makes it what it is.
             run=with_name(folder).name
             + (f"+{rule}" if rule else "")
@@ -131,7 +126,9 @@ class Measurement:
                 "theta": model.theta,
                 **({} if s is None else {"s": s}),
             },
-            data=text_to_measure(data or text_of_run(config), is_for_tests=data is not None),
+            shards=ShardSet.open(
+                text_to_measure(data or text_of_run(config), is_for_tests=data is not None)
+            ),
             results=results,
             device=here,
             usual_length=config.model.train_length,
@@ -155,10 +152,10 @@ class Measurement:
                 f"ssmax-lab data prepare SOURCE OUT --tokenizer {tokenizer}" + otherwise
             )
         shards.verify_small()
-        for file, kind in RECORD_TYPES.items():
+        for file, one in RECORD_FILES.items():
             path = self.results / file
-            records: list[Any] = read_jsonl(path, kind) if path.is_file() else []
-            known = {one.provenance.model for one in records if one.run == self.run}
+            records: list[Any] = read_jsonl(path, one.kind) if path.is_file() else []
+            known = {record.provenance.model for record in records if record.run == self.run}
             if known - {"", self.model_hash}:
                 raise UsageError(
                     f"{path} has numbers of another model that is called {self.run!r}, or of "
@@ -177,55 +174,42 @@ class Measurement:
             model=self.model_hash,
         )
 
-    def precision(self) -> AbstractContextManager[Any]:
+    def _precision(self) -> AbstractContextManager[Any]:
         """Compute as the model was trained, on a GPU."""
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self._is_narrow else nullcontext()
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.is_narrow else nullcontext()
+
+    def _run(
+        self, measure: Callable[..., Any], *inputs: Any, options: dict[str, Any], **more: Any
+    ) -> Any:
+        """Measure; `options` are those that decide what comes out."""
+        provenance = self.provenance(**options)
+        with self._precision():
+            return measure(
+                self.model, *inputs, run=self.run, provenance=provenance, on_progress=_tell, **more
+            )
 
     def rows(self, length: int, count: int) -> np.ndarray:
         """Cut documents, each behind the token that begins a text."""
         rows = long_rows(self.shards, length=length, count=count)
-        if self._first is not None:
-            rows[:, 0] = self._first
+        if self.first is not None:
+            rows[:, 0] = self.first
         return rows
 
     def position_loss(
-        self,
-        *,
-        length: int,
-        documents: int,
-        batch: int = 1,
-        file: str = POSITION_LOSS,
-        on_progress: OnProgress = silent,
+        self, *, length: int, documents: int, batch: int = 1, file: str = POSITION_LOSS
     ) -> PositionLoss:
         """Measure figure 5's numbers."""
-        rows = self.rows(length, documents)
-        with self.precision():
-            record = measure_position_loss(
-                self.model,
-                rows,
-                run=self.run,
-                provenance=self.provenance(length=length, documents=documents),
-                batch=batch,
-                device=self.device,
-                on_progress=on_progress,
-            )
+        rows, options = self.rows(length, documents), {"length": length, "documents": documents}
+        record = self._run(
+            measure_position_loss, rows, options=options, batch=batch, device=self.device
+        )
         self._write(file, [record])
         return record
 
-    def sharpness(
-        self, *, length: int, documents: int, on_progress: OnProgress = silent
-    ) -> Sharpness:
+    def sharpness(self, *, length: int, documents: int) -> Sharpness:
         """Measure figure 1 in a model."""
-        rows = self.rows(length, documents)
-        with self.precision():
-            record = measure_sharpness(
-                self.model,
-                rows,
-                run=self.run,
-                provenance=self.provenance(length=length, documents=documents),
-                device=self.device,
-                on_progress=on_progress,
-            )
+        rows, options = self.rows(length, documents), {"length": length, "documents": documents}
+        record = self._run(measure_sharpness, rows, options=options, device=self.device)
         self._write(SHARPNESS, [record])
         return record
 
@@ -239,31 +223,24 @@ class Measurement:
         batch: int,
         seed: int,
         begun: bool = False,
-        on_progress: OnProgress = silent,
     ) -> list[NeedleTrial]:
         """Measure figure 6's numbers; a grid that was stopped resumes."""
         # Other lengths go into the same grid, other depths would change what is a mean.
-        options: dict[str, Any] = {"begun": True} if begun else {}
-        provenance = self.provenance(
-            seed=seed, digits=digits, trials=trials, depths=list(depths), **options
+        options = {"seed": seed, "digits": digits, "trials": trials, "depths": list(depths)}
+        return self._run(
+            measure_retrieval,
+            self.tokenizer,
+            haystack_text(self.shards),
+            options={**options, "begun": True} if begun else options,
+            lengths=lengths,
+            depths=depths,
+            trials=trials,
+            seed=seed,
+            out=self.results / NEEDLE,
+            batch=batch,
+            digits=digits,
+            begun=begun,
         )
-        with self.precision():
-            return measure_retrieval(
-                self.model,
-                self.tokenizer,
-                haystack_text(self.shards),
-                run=self.run,
-                lengths=lengths,
-                depths=depths,
-                trials=trials,
-                seed=seed,
-                out=self.results / NEEDLE,
-                provenance=provenance,
-                batch=batch,
-                digits=digits,
-                begun=begun,
-                on_progress=on_progress,
-            )
 
     def retrieval_grid(
         self,
@@ -276,23 +253,26 @@ class Measurement:
         digits: int,
         batch: int,
         seed: int,
-        on_progress: OnProgress = silent,
     ) -> RetrievalGrid:
         """Measure retrieval at several RoPE bases, times the model's, by length."""
-        model, text = self.model, haystack_text(self.shards)
-        assert isinstance(model, LM)
-        own, rows = model.theta, []
+        assert isinstance(self.model, LM)
+        own, text, rows = self.model.theta, haystack_text(self.shards), []
+        options = {
+            "seed": seed, "digits": digits, "trials": trials, "depths": list(depths),
+            "lengths": list(lengths), "base_factors": list(base_factors),
+        }  # fmt: skip
         for factor in base_factors:
-            model.theta = own * factor
-            with self.precision():
+            self.model.theta = own * factor
+            with self._precision():
                 rows.append(
                     measure_retrieval_by_length(
-                        model, self.tokenizer, text, lengths=lengths, depths=depths, trials=trials,
-                        weighed=weighed, digits=digits, seed=seed, batch=batch, device=self.device,
+                        self.model, self.tokenizer, text, lengths=lengths, depths=depths,
+                        trials=trials, weighed=weighed, digits=digits, seed=seed, batch=batch,
+                        device=self.device,
                     )
                 )  # fmt: skip
-            on_progress("base", len(rows), len(base_factors))
-        model.theta = own
+            _tell("base", len(rows), len(base_factors))
+        self.model.theta = own
         record = RetrievalGrid(
             run=self.run,
             taught_length=lengths[0],
@@ -301,11 +281,8 @@ class Measurement:
             count=trials * len(depths),
             accuracy=[found for found, _ in rows],
             weights=[weights for _, weights in rows],
-            provenance=self.provenance(
-                seed=seed, digits=digits, trials=trials, depths=list(depths), lengths=list(lengths),
-                base_factors=list(base_factors),
-            ),
-        )  # fmt: skip
+            provenance=self.provenance(**options),
+        )
         self._write(RETRIEVAL_GRID, [record])
         return record
 
@@ -319,26 +296,22 @@ class Measurement:
         seed: int,
         needle: Needle | None = None,
         batch: int = 1,
-        on_progress: OnProgress = silent,
     ) -> list[NeedleScore]:
         """Measure figure 8's numbers, or figure 7's where all trials hide one needle."""
-        with self.precision():
-            scores = measure_needle_scores(
-                self.model,
-                self.tokenizer,
-                haystack_text(self.shards),
-                run=self.run,
-                length=length,
-                trials=trials,
-                seed=seed,
-                provenance=self.provenance(seed=seed, digits=digits, trials=trials, depth=depth),
-                depth=depth,
-                digits=digits,
-                needle=needle,
-                batch=batch,
-                device=self.device,
-                on_progress=on_progress,
-            )
+        scores = self._run(
+            measure_needle_scores,
+            self.tokenizer,
+            haystack_text(self.shards),
+            options={"seed": seed, "digits": digits, "trials": trials, "depth": depth},
+            length=length,
+            trials=trials,
+            seed=seed,
+            depth=depth,
+            digits=digits,
+            needle=needle,
+            batch=batch,
+            device=self.device,
+        )
         self._write(NEEDLE_SCORE if needle is None else PAPERS_NEEDLE_SCORE, scores)
         return scores
 

@@ -19,15 +19,14 @@ from numpy.typing import ArrayLike
 
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
-from ssmax_lab.analysis.findings import no_study, read_study_file, unpacked
+from ssmax_lab.analysis.findings import read_study_file, unpacked
 from ssmax_lab.data.token_files import TOKENS
 from ssmax_lab.records import (
     ARCHIVE,
     DONE,
-    MADE_BY,
     METRICS,
     PARTS,
-    RECORD_TYPES,
+    RECORD_FILES,
     RESULTS,
     RUN_CONFIG,
     RUNS,
@@ -41,7 +40,7 @@ from ssmax_lab.records import (
     read_metrics,
     to_jsonl,
 )
-from ssmax_lab.study.text import is_local
+from ssmax_lab.study.presets import is_local
 from ssmax_lab.train.config import MAY_CHANGE, flat
 from ssmax_lab.train.question_sources import is_path, question_sources
 
@@ -80,7 +79,7 @@ def pack(folder: Path, archive: Path) -> None:
                 (f"{DONE}/*.json", Path.read_text),
                 (f"{RUNS}/*/{RUN_CONFIG}", Path.read_text),
                 (f"{RUNS}/*/{METRICS}", _metrics),
-                *((f"{RESULTS}/*/{name}", _records) for name in RECORD_TYPES),
+                *((f"{RESULTS}/*/{name}", _records) for name in RECORD_FILES),
             ):
                 for path in sorted(folder.glob(pattern)):
                     text = read(path)
@@ -109,7 +108,7 @@ def _metrics(path: Path) -> str:
 
 
 def _records(path: Path) -> str:
-    return to_jsonl(map(_short, read_jsonl(path, RECORD_TYPES[path.name])))
+    return to_jsonl(map(_short, read_jsonl(path, RECORD_FILES[path.name].kind)))
 
 
 def _short(record: Any) -> Any:
@@ -175,20 +174,16 @@ def merge(archives: Sequence[Path], folder: Path) -> list[str]:
             f"{folder} holds a study that was made there, which would be hidden behind its parts; "
             "merge into another folder, and bring that study in by its --records"
         )
-    values = _read(folder) if (folder / STUDY).exists() else None
+    values = read_study_file(folder) if (folder / STUDY).exists() else None
     parts = {path.name.removesuffix(ARCHIVE): path for path in (folder / PARTS).glob(f"*{ARCHIVE}")}
     for archive in archives:
         check_archive(archive)
         with unpacked(archive) as part:
-            if not (part / STUDY).is_file():
-                raise UsageError(f"{archive} is no part of a study: it holds no {STUDY}")
-            found = _read(part)
-        # A study that was made on one machine is its only part.
-        name = found.pop("part") or archive.name.removesuffix(ARCHIVE)
-        try:
+            found = read_study_file(part)
+            # A study that was made on one machine is its only part.
+            name = found.pop("part") or archive.name.removesuffix(ARCHIVE)
             check_part(name)
-        except UsageError as error:
-            raise UsageError(f"{archive}: {error}") from None
+            identity(found["study"])
         values = found if values is None else _joined(values, found, archive)
         if name in parts:
             _check_goes_on(parts[name], archive, name)
@@ -226,23 +221,11 @@ def _done(archive: Path) -> dict[str, list[bytes]]:
     """Read what every job that is done left: how long it took, and what it measured."""
     with unpacked(archive) as part:
         found = {path.stem: [path.read_bytes()] for path in (part / DONE).glob("*.json")}
-        for path in sorted((part / RESULTS).glob("*/*.jsonl")):
-            job = f"{MADE_BY.get(path.name)}-{path.parent.name}"
-            if job in found:
-                found[job].append(path.read_bytes())
+        for name, one in RECORD_FILES.items():
+            for path in (part / RESULTS).glob(f"*/{name}"):
+                # A job that is not done may have begun its records.
+                found.get(f"{one.job}-{path.parent.name}", []).append(path.read_bytes())
         return found
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """Read a study's file, and what one that was made in one go does not say."""
-    values = {"part": "", "commands": [], "jobs": [], "texts": {}, **read_study_file(folder)}
-    try:
-        # Both are done with it later, when other parts are in place already.
-        identity(values["study"])
-        json.dumps(values, indent=2)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise no_study(folder / STUDY, error) from None
-    return values
 
 
 def _joined(there: dict[str, Any], part: dict[str, Any], archive: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -11,14 +11,7 @@ from ssmax._files import write_whole
 from ssmax.errors import UsageError
 from ssmax_lab.configurations import CONFIGURATIONS, PILOT_SEED, PROBE
 from ssmax_lab.model.config import nearest
-from ssmax_lab.records import (
-    DONE,
-    METRICS,
-    RUN_CONFIG,
-    finetuned_folder,
-    pretrained_folder,
-    read_metrics,
-)
+from ssmax_lab.records import DONE
 from ssmax_lab.study.presets import Study
 
 Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
@@ -181,31 +174,11 @@ def seconds_taken(folder: Path, job: Job) -> float | None:
         return None
 
 
-def share_done(study: Study, folder: Path, job: Job) -> float:
-    """Compute the share of a training's steps that is done, where it was begun."""
-    locate = {"pretrain": pretrained_folder, "finetune": finetuned_folder}.get(job.kind)
-    if locate is None:
-        return 0.0
-    run = locate(folder, job.run)
-    try:
-        steps = json.loads((run / RUN_CONFIG).read_text())["run"]["steps"]
-        lines = read_metrics(run / METRICS, "step")
-    except (OSError, ValueError, KeyError):
-        # It has not begun, or why it cannot resume is told when it is run.
-        return 0.0
-    begin, done = begins_at(study, job), max((line["step"] for line in lines), default=0) / steps
-    return min(1.0, max(0.0, done - begin) / (1.0 - begin))
-
-
 def expected_seconds(study: Study, job: Job) -> float:
-    """Estimate what a job takes, as the preset was measured."""
-    return (1.0 - begins_at(study, job)) * study.seconds[job.kind]
-
-
-def begins_at(study: Study, job: Job) -> float:
-    """Compute the share of its steps that a job finds done: (f) resumes (a) at its switch."""
+    """Estimate what a job takes, as the preset was measured; (f) resumes (a) at its switch."""
     is_resumed = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
-    return 1.0 - study.pretraining.switch.last_fraction if is_resumed else 0.0
+    share = study.pretraining.switch.last_fraction if is_resumed else 1.0
+    return share * study.seconds[job.kind]
 
 
 def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone: bool) -> bool:
@@ -214,38 +187,12 @@ def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone:
     return done.issuperset(job.needs) and not (is_filled and job.kind == "pretrain")
 
 
-def makespan(
-    study: Study,
-    jobs: Sequence[Job],
-    workers: int,
-    *,
-    done: Mapping[str, float] | None = None,
-    seconds: Mapping[str, float] | None = None,
-) -> float:
-    """Estimate the seconds until these jobs are done; what they need besides is.
-
-    Of those that are being done, `done` has the share that is. `seconds` has what is left of each
-    job; by default that is what the preset was measured with.
-    """
-    shares = done or {}
-    if seconds is None:
-        seconds = {
-            job.name: expected_seconds(study, job) * (1.0 - shares.get(job.name, 0.0))
-            for job in jobs
-        }
-    there = {name for job in jobs for name in job.needs} - {job.name for job in jobs}
-    # What is being done stays so.
-    waiting = sorted(jobs, key=lambda job: job.name not in shares)
-    running, now = dict[str, tuple[float, Job]](), 0.0
-    while waiting or running:
-        for job in list(waiting):
-            beside = [other for _, other in running.values()]
-            if len(beside) < workers and can_start(
-                job, done=there, running=beside, trains_alone=study.trains_alone
-            ):
-                waiting.remove(job)
-                running[job.name] = now + seconds[job.name], job
-        now, ended = min(running.values(), key=lambda one: one[0])
-        del running[ended.name]
-        there.add(ended.name)
-    return now
+def expected_time(study: Study, jobs: Sequence[Job], workers: int) -> float:
+    """Estimate what jobs take side by side, as the preset was measured."""
+    seconds = [expected_seconds(study, job) for job in jobs]
+    alone = [
+        expected_seconds(study, job)
+        for job in jobs
+        if study.trains_alone and job.kind == "pretrain"
+    ]
+    return max(sum(seconds) / workers, sum(alone), *seconds, 0.0)

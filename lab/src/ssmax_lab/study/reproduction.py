@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import NoReturn
 
 from ssmax._device import check_device, select_device
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
@@ -23,11 +24,10 @@ from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identi
 from ssmax_lab.study.plan import (
     Job,
     expected_seconds,
+    expected_time,
     is_computed,
-    makespan,
     plan,
     seconds_taken,
-    share_done,
 )
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
@@ -109,7 +109,6 @@ def reproduce(
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
-        _texts(origin, study.questions)
     if not jobs and not is_computed(figures):
         raise UsageError(
             "there is nothing to do: these configurations have no part in what was asked for; "
@@ -234,35 +233,30 @@ def _check_same_study(study: Study, folder: Path, origin: Origin) -> None:
             f"{folder} holds merged parts, behind which new work would be hidden; give another "
             "--out, and merge its --records into this one"
         )
+    texts = _texts(origin, study.questions)
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise UsageError(f"{folder} holds something that is no study; give another --out")
         return
     values = read_study_file(folder)
-    there = values["study"]
-    known, texts = values.get("texts", {}), _texts(origin, study.questions)
-    for name, given in dataclasses.asdict(origin).items():
-        # The same tokens may have been moved, alone or with the study.
-        is_same_text = name in texts and known.get(name) == texts[name]
-        if values.get(name, given) != given and not is_same_text:
-            raise UsageError(
-                f"{folder} was begun with {name} {values[name]!r}, not {given!r}; give that, or "
-                "another --out"
-            )
-    for name, text in texts.items():
-        if known.get(name, text) != text:
-            where = (
-                f"questions than those in {study.questions}"
-                if name == QUESTIONS
-                else f"tokens in its {name} folder, {getattr(origin, name)}"
-            )
-            raise UsageError(f"{folder} was begun with other {where}; give those, or another --out")
-    is_prepared_here = Path(origin.data) == (folder / TEXT).resolve()
-    if is_prepared_here and there.get("source") != study.source:
+    there, known = values["study"], values["texts"]
+
+    def refuse(begun: str) -> NoReturn:
         raise UsageError(
-            f"{folder} was begun with --text {there['source']}, not {study.source}; give that, or "
-            "another --out"
+            f"{folder} was begun with {begun}; go on with those, or give another --out"
         )
+
+    if values["part"] != origin.part:
+        refuse(f"part {values['part']!r}, not {origin.part!r}")
+    if Path(origin.data) == (folder / TEXT).resolve() and there["source"] != study.source:
+        refuse(f"--text {there['source']}, not {study.source}")
+    for name, option in (("data", "--data"), ("test", "--test"), (QUESTIONS, "--questions")):
+        path = getattr(origin, name, study.questions)
+        # The same tokens may have been moved, alone or with the study.
+        is_unknown = name not in texts and values.get(name, path) == path
+        if name in known and not is_unknown and texts.get(name) != known[name]:
+            words = "questions" if name == QUESTIONS else "tokens"
+            refuse(f"other {words} than {option} {path}")
     if identity(there) != identity(study.to_dict()):
         raise UsageError(
             f"{folder} holds another study, {there['preset']!r} with other settings; "
@@ -321,7 +315,7 @@ def _write(
     commands = [command] if command else []
     if (folder / STUDY).exists():
         known = read_study(folder)[1] | known
-        before = read_study_file(folder).get("commands", [])
+        before = read_study_file(folder)["commands"]
         commands = list(dict.fromkeys([*before, *commands]))
     values = {
         "study": study.to_dict(),
@@ -363,8 +357,7 @@ def _plan_lines(
     if rows < study.loss_documents:
         fewer = f"about {rows} rows of {study.loss_length:,} tokens, not {study.loss_documents}"
         yield f"  {'text to measure on':41} {fewer}; --test takes another"
-    begun = {job.name: share for job in left if (share := share_done(study, folder, job))}
-    seconds = makespan(study, left, workers, done=begun)
+    seconds = expected_time(study, left, workers)
     side = f", {workers} side by side" if workers > 1 else ""
     shared = " (shared ones take several times as long)" if study.workers_per_core else ""
     yield (

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ssmax._extras import require
+from ssmax.audit.qwen import as_qwen2
 from ssmax.audit.scales import Scale
-from ssmax.hf.sources import read_by_transformers, read_config, whole_files
-from ssmax.hf.written_config import KEY
+from ssmax.hf.full_checkpoint import load_source
+from ssmax.hf.sources import read_config
 
 NAME = "ssmax_audit"
 """Of the attention function that is put into Transformers."""
@@ -115,15 +116,7 @@ def _attend(
 
 def load(transformers: Any, folder: Path) -> Any:
     """Load a model in float32, one of ours with its s."""
-    from ssmax.audit.qwen import as_qwen2
-    from ssmax.hf import from_pretrained
-
     values = read_config(folder)
-    if KEY in values:
-        return from_pretrained(folder, dtype=torch.float32).eval()
     if values["model_type"] == "qwen":
         return as_qwen2(transformers, folder, values).eval()
-    names = values.get("architectures") or [""]
-    kind = getattr(transformers, names[0], None) or transformers.AutoModelForCausalLM
-    with read_by_transformers(folder), whole_files(folder):
-        return kind.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
+    return load_source(folder, may_be_converted=True, dtype=torch.float32).eval()

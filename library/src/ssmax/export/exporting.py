@@ -14,7 +14,6 @@ from ssmax.errors import UsageError
 from ssmax.export import card, checking, gguf_file, graphs, sessions
 from ssmax.export.folding import fold, llama_form
 from ssmax.export.forms import (
-    CONFIG,
     GGUF,
     ONNX,
     PROGRAM,
@@ -29,6 +28,7 @@ from ssmax.hf.full_checkpoint import from_pretrained
 from ssmax.hf.inputs import copy_inputs
 from ssmax.hf.positions import learned_positions
 from ssmax.hf.remote_code import save_remote_code
+from ssmax.hf.sources import MODEL_CONFIG
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,10 +125,10 @@ def _write(
 ) -> _Written:
     if to == "hf":
         save_remote_code(model, folder)
-        values = json.loads((folder / CONFIG).read_text())
+        values = json.loads((folder / MODEL_CONFIG).read_text())
         if (context := _context(model, checked)) != values.get("max_position_embeddings", context):
             values["max_position_embeddings"] = context
-            (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+            (folder / MODEL_CONFIG).write_text(json.dumps(values, indent=2) + "\n")
         return _Written(
             how="kept as parameters",
             opened=lambda: sessions.session(from_pretrained(folder, dtype="auto").eval()),
@@ -168,7 +168,7 @@ def _write(
         vocabulary = gguf_vocabulary(tokenizer, size, end)
     gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
 
-    def opened() -> sessions.Session:
+    def open_stored() -> sessions.Session:
         """Load the weights as they were stored into the architecture that llama.cpp runs."""
         stored = gguf_file.read_weights(path, folded.config)
         stored = dataclasses.replace(folded, weights=stored)
@@ -176,7 +176,7 @@ def _write(
 
     return _Written(
         how=how,
-        opened=opened,
+        opened=open_stored,
         is_exact=folded.is_exact and weights == "float32",
     )
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from ssmax._files import check_empty
 from ssmax.errors import UsageError
-from ssmax.hf.sources import MODEL_CONFIG as CONFIG
-from ssmax.hf.sources import read_config
+from ssmax.hf.sources import MODEL_CONFIG, read_config
 
 FORMS = ("hf", "ministral", "gguf", "onnx", "torch-export")
 GGUF = "model.gguf"
@@ -34,7 +33,7 @@ def check_choice(folder: Path, to: str, weights: str, fit: bool) -> None:
 
 def check_exportable(folder: Path) -> dict[str, Any]:
     """Read the config.json of a Hugging Face model's folder; raise on anything else."""
-    if (folder / _PEFT).is_file() and not (folder / CONFIG).is_file():
+    if (folder / _PEFT).is_file() and not (folder / MODEL_CONFIG).is_file():
         raise UsageError(
             f"{folder} holds PEFT's adapter without the model that it is for; "
             f"PeftModel.from_pretrained(base, {str(folder)!r}).merge_and_unload()"

@@ -248,10 +248,11 @@ class _Rotation:
 
     def _changed(self, change: Any) -> dict[str, Any]:
         """Copy the parameters of the rotation, changed for the layers that are extended."""
-        found = copy.deepcopy(dict(self.text.rope_parameters))
+        found: dict[Any, Any] = copy.deepcopy(dict(self.text.rope_parameters))
         if self.kinds == [None]:
             return change(found)
-        return found | {kind: change(found[kind]) for kind in self.kinds}
+        found.update({kind: change(found[kind]) for kind in self.kinds})
+        return found
 
     def _frequencies(self, config: Any, kind: str | None) -> list[float]:
         made = self.makers[0](config)

@@ -126,19 +126,19 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
     return loaded
 
 
-def load_source(source: str | Path, *, may_be_converted: bool = False) -> Any:
+def load_source(source: str | Path, *, may_be_converted: bool = False, dtype: Any = "auto") -> Any:
     """Load a model by the class that was saved, a converted one only where it may be."""
     transformers = require("transformers", install="ssmax[hf]", purpose="loading a model")
     with read_by_transformers(source):
         values, _ = transformers.PretrainedConfig.get_config_dict(source)
         if KEY in values and may_be_converted:
-            return from_pretrained(source, dtype="auto")
+            return from_pretrained(source, dtype=dtype)
         if KEY in values:
             raise converted_already(source)
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     names = config.architectures or [""]
     kind = getattr(transformers, names[0], None) or transformers.AutoModelForCausalLM
-    return load_plain(kind, source, dtype="auto")
+    return load_plain(kind, source, dtype=dtype)
 
 
 def load_plain(kind: Any, source: str | Path, **options: Any) -> Any:
@@ -167,13 +167,14 @@ def _config_and_class(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Find config and class as they were before the conversion, and the options for the weights."""
     where = {name: options[name] for name in _WHERE if name in options}
-    given = options.pop("config", None)
+    given: Any = options.pop("config", None)
     with read_by_transformers(folder):
         values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
-        config = values
+        written = values
         if isinstance(given, str | Path):
-            config, _ = transformers.PretrainedConfig.get_config_dict(given)
-    record = getattr(given, KEY, config.get(KEY, values.get(KEY)))
+            written, _ = transformers.PretrainedConfig.get_config_dict(given)
+            given = None
+    record = getattr(given, KEY, written.get(KEY, values.get(KEY)))
     if record is None:
         raise UsageError(
             f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
@@ -190,9 +191,9 @@ def _config_and_class(
             f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
             "remote code has to be converted after loading: ssmax.hf.load"
         )
-    if given is None or config is not values:
+    if given is None:
         # The remote code would not be saved with the model again.
-        plain = {key: value for key, value in config.items() if key != "auto_map"}
+        plain = {key: value for key, value in written.items() if key != "auto_map"}
         plain |= {"model_type": model_type, KEY: record}
         # Those that the config knows are the config's, as in Transformers.
         ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}

@@ -44,22 +44,15 @@ class KVCache:
         It is written in place, so autograd refuses a backward pass through several chunks of it:
         decode under `torch.no_grad()`, or take the growing form.
         """
-        sizes = {
-            "batch": batch,
-            "num_kv_heads": num_kv_heads,
-            "max_keys": max_keys,
-            "head_dim": head_dim,
-        }
-        for name, size in sizes.items():
-            if size < 1:
-                raise UsageError(f"{name} must be at least 1, got {size}")
+        shape = (batch, num_kv_heads, max_keys, head_dim)
+        if min(shape) < 1:
+            raise UsageError(
+                f"batch, num_kv_heads, max_keys and head_dim must be at least 1, got {shape}"
+            )
         cache = cls(num_layers)
         cache.max_keys = max_keys
         for buffers in (cache._keys, cache._values):
-            for layer in range(num_layers):
-                buffers[layer] = torch.zeros(
-                    batch, num_kv_heads, max_keys, head_dim, dtype=dtype, device=device
-                )
+            buffers[:] = [torch.zeros(shape, dtype=dtype, device=device) for _ in buffers]
         return cache
 
     @property

@@ -1,4 +1,4 @@
-"""Measured results as tables in Markdown and a figure, for the README and the docs."""
+"""Measured results as tables in Markdown, for the README and the docs."""
 
 import json
 import re
@@ -9,17 +9,11 @@ import numpy as np
 
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import Findings, read_findings
-from ssmax_lab.analysis.measures import (
-    mean_between,
-    mean_loss,
-    paired,
-    retrieval_accuracy,
-    values_of,
-)
-from ssmax_lab.analysis.rope import breaks_at
+from ssmax_lab.analysis.formulas import breaks_at
+from ssmax_lab.analysis.measures import mean_between, paired
 from ssmax_lab.analysis.statistics import EXACT, SECONDARY
 from ssmax_lab.records import Comparison
-from ssmax_lab.report.results_figures import variants as variants_drawn
+from ssmax_lab.report.results_figures import MORE_THAN_HELD, MORE_THAN_SOFTMAX
 from ssmax_lab.report.study_page import parameters
 from ssmax_lab.report.study_tables import (
     cell,
@@ -34,37 +28,31 @@ from ssmax_lab.report.study_tables import (
     said,
     stretches,
 )
-from ssmax_lab.report.style import Figure
 
-HEADLINES = (
-    "log n fits the learned p_n better than n does",
+SHORT: dict[str, str] = {
+    "log n fits the learned p_n better than n does": "R^2 of n less R^2 of log n, fitted to p_n",
     "in the last tenth of training (b)'s loss is below (a)'s, whose initial logit scale is not "
-    "tuned",
-    "from the training length T to 4T, at the unchanged RoPE base, (b) loses less than (a)",
-    "from T to the RoPE limit, at the larger RoPE base, (b) loses less than (a)",
-    "beyond the training length the needle retrieval accuracy of (b) is above that of (a)",
-    "(b)'s top heads weigh the paper's needle more than (a)'s",
-    "the top needle score of (b) is above that of (a)",
-    "beyond the training length the largest weight of (b)'s heads falls less than (a)'s",
-)
-"""What a reader wants to know first: the primary comparisons, and the heads."""
-SHORT: dict[str, str] = dict(
-    zip(
-        HEADLINES,
-        (
-            "R^2 of n less R^2 of log n, fitted to p_n",
-            "training loss, last tenth, nats",
-            "loss from T to 4T, base unchanged, nats",
-            "loss from T to the RoPE limit, larger base, nats",
-            "needle retrieval accuracy beyond T",
-            "paper's needle: weight of the top heads",
-            "random needles: weight of the top head",
-            "largest weight kept beyond T: how much less of it is lost",
-        ),
-        strict=True,
-    )
-)
-"""Their titles where there is little room."""
+    "tuned": "training loss, last tenth, nats",
+    "from the training length T to 4T, at the unchanged RoPE base, (b) loses less than (a)": (
+        "loss from T to 4T, base unchanged, nats"
+    ),
+    "from T to the RoPE limit, at the larger RoPE base, (b) loses less than (a)": (
+        "loss from T to the RoPE limit, larger base, nats"
+    ),
+    "beyond the training length the needle retrieval accuracy of (b) is above that of (a)": (
+        "needle retrieval accuracy beyond T"
+    ),
+    "(b)'s top heads weigh the paper's needle more than (a)'s": (
+        "paper's needle: weight of the top heads"
+    ),
+    "the top needle score of (b) is above that of (a)": "random needles: weight of the top head",
+    "beyond the training length the largest weight of (b)'s heads falls less than (a)'s": (
+        "largest weight kept beyond T: how much less of it is lost"
+    ),
+}
+"""What a reader wants to know first, the primary comparisons and the heads; and their titles where
+there is little room."""
+HEADLINES = tuple(SHORT)
 IN_SHORT = (HEADLINES[3], HEADLINES[2], HEADLINES[1])
 """What the README says of (b) less (a)."""
 VARIED = {
@@ -74,6 +62,12 @@ VARIED = {
     "needle retrieval accuracy beyond T": HEADLINES[4],
 }
 """What is looked at when something is varied, by the title of its column."""
+RETRIEVAL = {
+    "(b) less (a)": MORE_THAN_SOFTMAX["b"],
+    "constant less (a)": MORE_THAN_SOFTMAX["constant"],
+    "(b) less n held": MORE_THAN_HELD,
+}
+"""What is compared where retrieval can fail, by the title of its column."""
 BASES = ("quick", "small")
 """Presets of which something is varied."""
 LARGEST_FIRST = ("paper", "gpu", "small", "million", "quick")
@@ -90,6 +84,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         "in short": in_short(results),
         "headlines": headlines(results),
         "losses": losses(results),
+        "retrieval": retrieval(results),
         "claims": claims(results),
         "computed": computed(results),
         "RoPE limit": rope_limits(results),
@@ -100,9 +95,6 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         made[f"{name} numbers"] = numbers(findings)
         made[f"{name} stretches"] = stretches(findings)
         made[f"{name} needles"] = needles(findings, lambda trial: trial.is_whole)
-        made[f"{name} all digits"] = needles(
-            findings, lambda trial: trial.digits_right == len(trial.number)
-        )
         made[f"{name} first digits"] = needles(findings, lambda trial: trial.first_digit)
         made[f"{name} heads"] = heads(findings)
         made[f"{name} probe"] = probe(findings)
@@ -128,8 +120,11 @@ def written(text: str, made: Mapping[str, str]) -> str:
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know, of the newest study of every preset that gives verdicts."""
     shown = _with_verdicts(results)
-    claim_of = {text: one.claim for told in _by_text(shown) for text, one in told.items()}
-    rows = [[claim_of[text], *_short_row(shown, text)] for text in HEADLINES if text in claim_of]
+    rows = [
+        [claim, SHORT[text], *cells]
+        for text in HEADLINES
+        for claim, _, _, *cells in _beside(shown, text)
+    ]
     return markdown(
         ["claim", "primary comparison, (b) SSMax less (a) softmax", *map(_short_name, shown)], rows
     )
@@ -155,19 +150,35 @@ def losses(results: Mapping[str, Findings]) -> str:
     return markdown(["loss in nats: (a), (b)", "seeds", *octaves], rows)
 
 
+def retrieval(results: Mapping[str, Findings]) -> str:
+    """Tabulate needle retrieval accuracy in the studies in which it can fail."""
+    rows = []
+    for name, findings in sorted(results.items(), key=_largest_first):
+        if findings.grids:
+            told = _by_text(findings)
+            cells = [_short_effect(told.get(text)) for text in RETRIEVAL.values()]
+            rows.append([_short_name(name), told[MORE_THAN_SOFTMAX["b"]].basis, *cells])
+    return markdown(["study", "over", *RETRIEVAL], rows)
+
+
 def in_short(results: Mapping[str, Findings]) -> str:
     """Tabulate three effects in the newest studies that give verdicts."""
     shown = _with_verdicts(results)
-    rows = [_short_row(shown, text) for text in IN_SHORT]
+    rows = [[SHORT[text], *cells] for text in IN_SHORT for _, _, _, *cells in _beside(shown, text)]
     return markdown(["(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
 
 
-def _by_text(shown: Mapping[str, Findings]) -> list[dict[str, Comparison]]:
-    return [{one.text: one for one in findings.comparisons} for findings in shown.values()]
+def _beside(shown: Mapping[str, Findings], text: str) -> list[list[str]]:
+    """Set a comparison side by side: claim, words, unit, effects; nothing where none has it."""
+    found = [_by_text(findings).get(text) for findings in shown.values()]
+    first = next(filter(None, found), None)
+    if first is None:
+        return []
+    return [[first.claim, said(first), first.unit, *map(_short_effect, found)]]
 
 
-def _short_row(shown: Mapping[str, Findings], text: str) -> list[str]:
-    return [SHORT[text], *(_short_effect(told.get(text)) for told in _by_text(shown))]
+def _by_text(findings: Findings) -> dict[str, Comparison]:
+    return {one.text: one for one in findings.comparisons}
 
 
 def recorded(results: Mapping[str, Findings]) -> str:
@@ -176,7 +187,7 @@ def recorded(results: Mapping[str, Findings]) -> str:
     for name, findings in _newest(results).items():
         if findings.study["preset"] not in ("gpu", "small"):
             continue
-        by_text = {one.text: one for one in findings.comparisons}
+        by_text = _by_text(findings)
         rows = [
             [said(by_text[text]), effect(by_text[text]), by_text[text].verdict]
             for text in HEADLINES
@@ -197,13 +208,23 @@ def claims(results: Mapping[str, Findings]) -> str:
         for one in findings.comparisons
         if one.basis != EXACT and not (one.is_ours and one.verdict == SECONDARY)
     }
-    return _side_by_side(shown, sorted(claim_of, key=claim_of.__getitem__))
+    rows = [
+        row for text in sorted(claim_of, key=claim_of.__getitem__) for row in _beside(shown, text)
+    ]
+    return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
 
 
 def _with_verdicts(results: Mapping[str, Findings]) -> dict[str, Findings]:
-    """Leave `quick`, whose model is too small, out where there is another preset."""
+    """Leave `quick`, whose model is too small, out where there is another preset.
+
+    Studies of retrieval alone have a table of their own.
+    """
     newest = _newest(results)
-    large = {name: one for name, one in newest.items() if one.study["preset"] != "quick"}
+    large = {
+        name: one
+        for name, one in newest.items()
+        if one.study["preset"] != "quick" and not one.grids
+    }
     return large or newest
 
 
@@ -215,17 +236,6 @@ def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
         if ":" not in findings.study["preset"] and _is_committed(findings)
     }
     return dict(sorted(by_preset.values(), key=_largest_first))
-
-
-def _side_by_side(shown: Mapping[str, Findings], texts: Sequence[str]) -> str:
-    told = _by_text(shown)
-    rows = []
-    for text in texts:
-        found = [by_text.get(text) for by_text in told]
-        first = next((one for one in found if one is not None), None)
-        if first is not None:
-            rows.append([first.claim, said(first), first.unit, *map(_short_effect, found)])
-    return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
 
 
 def _short_effect(one: Comparison | None) -> str:
@@ -253,11 +263,14 @@ def _is_committed(findings: Findings) -> bool:
 
 def variants(results: Mapping[str, Findings], base: str) -> str:
     """What becomes of (b) against (a) where position code, windows or size are varied."""
-    rows = []
-    for variant, findings in _varied(results, base).items():
-        told = {one.text: one for one in findings.comparisons}
-        rows.append([variant, *(_with_seeds(told.get(text)) for text in VARIED.values())])
-    return markdown(["varied", *VARIED], rows) if rows else "Not measured yet."
+    found = {}
+    for _, findings in sorted(results.items()):
+        preset, _, variant = findings.study["preset"].partition(":")
+        if preset == base and _is_committed(findings) and findings.position_losses:
+            told = _by_text(findings)
+            found[variant] = [_with_seeds(told.get(text)) for text in VARIED.values()]
+    rows = [[variant or "as it is", *found[variant]] for variant in sorted(found)]
+    return markdown(["varied", *VARIED], rows) if any(found) else "Not measured yet."
 
 
 def rope_limits(results: Mapping[str, Findings]) -> str:
@@ -299,7 +312,9 @@ def _by_study(
     """Something of these configurations in every study with rotary positions."""
     rows = []
     for study, findings in sorted(results.items(), key=_largest_first):
-        if findings.rope_limit is None or not _is_committed(findings):
+        if not findings.position_losses or findings.rope_limit is None:
+            continue
+        if not _is_committed(findings):
             continue
         model = findings.study["pretraining"]["model"]
         theta = f"{model['theta']:,.0f} x {findings.study['theta_factor']:g}"
@@ -318,27 +333,6 @@ def _range(places: Sequence[int | None], *, end: int) -> str:
         return "not everywhere" if known else f"not to {end:,}"
     low, high = min(known), max(known)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def variants_figure(results: Mapping[str, Findings], base: str) -> Figure | None:
-    """Every configuration under every variant; None where none was measured."""
-    varied = _varied(results, base)
-    losses, found = {}, {}
-    for variant, one in varied.items():
-        losses[variant] = values_of(one.position_losses, mean_loss(one.train_length, is_long=True))
-        found[variant] = values_of(one.trials, retrieval_accuracy(one.train_length, is_long=True))
-    return variants_drawn(losses, found) if varied else None
-
-
-def _varied(results: Mapping[str, Findings], base: str) -> dict[str, Findings]:
-    """A study and its variants, by what is varied; nothing where nothing is."""
-    found = {}
-    for _, findings in sorted(results.items()):
-        preset, _, variant = findings.study["preset"].partition(":")
-        if preset == base and _is_committed(findings):
-            found[variant] = findings
-    names = sorted(found)
-    return {name or "as it is": found[name] for name in names} if any(names) else {}
 
 
 def computed(results: Mapping[str, Findings]) -> str:

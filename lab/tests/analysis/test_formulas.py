@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ssmax_lab.analysis.rope import breaks_at, rope_limit_of
+from ssmax_lab.analysis.formulas import breaks_at, rope_limit_of
 
 
 def test_a_model_that_rotates_nothing_has_no_limit():

@@ -106,6 +106,7 @@ def test_position_loss_is_the_same_up_to_the_training_length(tmp_path):
     assert (tmp_path / "position_loss.svg").read_text().count("<svg") == 1
 
 
+@pytest.mark.slow
 def test_the_needle_map_is_drawn(tmp_path):
     options = ["--length", "64", "--length", "128", "--depths", "2", "--trials", "5"]
     out = run("needle_map.py", *options, home=tmp_path)

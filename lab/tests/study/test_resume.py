@@ -19,6 +19,7 @@ from ssmax_lab.study.reproduction import report, reproduce
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
+@pytest.mark.slow
 def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     tiny, tokens, tmp_path, caplog, monkeypatch
 ):

@@ -120,7 +120,7 @@ def _panel(
             mark.mark_rule(color=LINE, strokeDash=[3, 3]).encode(alt.X("x:Q").scale(**scale))
         )
         layers.append(
-            mark.mark_text(align="left", baseline="bottom", dx=4, y="height", dy=-4, color=QUIET)
+            mark.mark_text(align="left", baseline="bottom", dx=4, y=130, color=QUIET)
             .encode(alt.X("x:Q").scale(**scale), alt.Text("words:N"))
         )  # fmt: skip
     return alt.layer(*layers).properties(height=260)

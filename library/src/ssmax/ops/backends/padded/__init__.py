@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ssmax.ops.backends import varlen
 from ssmax.ops.backends.inputs import AttentionInputs
+from ssmax.ops.implementation import choose_impl
 
 FEWEST_TOKENS = 1024
 """Shorter rows are over before they are turned."""
@@ -93,7 +94,8 @@ class _Turned(torch.autograd.Function):
     def forward(ctx: Any, x_BHTD: Tensor, start_B: Tensor, back: bool) -> Tensor:
         ctx.save_for_backward(start_B)
         ctx.back = back
-        turn = _kernels().turn if x_BHTD.is_cuda else turn_reference
+        by_kernel = choose_impl("auto", x_BHTD.device) == "triton"
+        turn = _kernels().turn if by_kernel else turn_reference
         return turn(x_BHTD, start_B, back)
 
     @staticmethod

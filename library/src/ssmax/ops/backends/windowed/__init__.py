@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ssmax.ops.backends.inputs import AttentionInputs
+from ssmax.ops.implementation import choose_impl
 from ssmax.ops.scale_query.api import is_eager
 from ssmax.ops.window import UNBOUNDED
 
@@ -33,6 +34,8 @@ def serves(inputs: AttentionInputs) -> bool:
     window = spec.window[0] + 1
     return (
         inputs.on_gpu
+        # First: what follows would tie a compiled graph to its lengths.
+        and is_eager(q)
         and spec.is_interval
         and spec.is_causal
         and spec.bounds_start
@@ -45,7 +48,6 @@ def serves(inputs: AttentionInputs) -> bool:
         and q.dtype in (torch.float16, torch.bfloat16)
         and q.shape[-1] == inputs.v_BGSD.shape[-1] <= 128
         and q.shape[-1] % 8 == 0
-        and is_eager(q)
         and torch.cuda.get_device_capability(q.device) >= (9, 0)
         and torch.backends.cuda.cudnn_sdp_enabled()
         and not torch.are_deterministic_algorithms_enabled()
@@ -76,7 +78,8 @@ class _Windowed(torch.autograd.Function):
         far_out, far_lse, *far_extras = _causal(_late(q), _early(k), _early(v), scale)
         out, lse = (x.unflatten(0, (batch, -1)) for x in (out, lse))
         far_out, far_lse = (x.unflatten(0, (batch, -1)) for x in (far_out, far_lse))
-        merge = _kernels().merge if out.is_cuda else merge_reference
+        by_kernel = choose_impl("auto", out.device) == "triton"
+        merge = _kernels().merge if by_kernel else merge_reference
         merge(out, lse, far_out, far_lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.scale, ctx.extras, ctx.far_extras = scale, extras, far_extras

@@ -36,7 +36,6 @@ MISTYPED = [
     "ssmax-lab evaluate all nowhere",
     "ssmax-lab evaluate everything tiny-b",
     "ssmax-lab evaluate needle tiny-b --depths 0",
-    "ssmax-lab evaluate needle-score tiny-b --depth 2",
     "ssmax-lab evaluate sharpness tiny-b --depths 3",
     "ssmax-lab evaluate sharpness tiny-b --rule ssmaxx",
     "ssmax-lab evaluate needle --hf nowhere",

@@ -70,8 +70,9 @@ def test_the_same_command_measures_no_needle_twice(home, capsys, monkeypatch):
         ("--hf before", "compares two models"),
         ("--hf before after --length 100", "not longer than the 288"),
         ("--hf before after --text none.txt", "no text"),
-        ("needle --hf before --text text.txt", "--text is read by extension"),
-        ("--hf before after --batch 2", "--batch is not an option of extension"),
+        ("needle --hf before --text text.txt --data data", "two texts"),
+        ("needle tiny-a --text text.txt", "goes with --hf"),
+        ("--hf before after --depths 2", "--depths is not an option of extension"),
         ("", "give WHAT to measure"),
     ],
 )

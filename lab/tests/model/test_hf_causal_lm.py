@@ -7,7 +7,7 @@ from tiny_models import ENCODER, build, randomise, tokens_of
 
 import ssmax.hf
 from ssmax.hf.positions import learned_positions
-from ssmax_lab.model.hf_causal_lm import HFCausalLM, check_memory, load_causal
+from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
 
 FAMILIES = ["llama", "gpt2", "gemma3", "mistral"]
 
@@ -165,9 +165,3 @@ def test_a_model_is_loaded_with_its_s_from_wherever_it_is(tmp_path):
         assert torch.equal(load_causal(tmp_path / source, adapter)(tokens).logits, wanted)
     with pytest.raises(ValueError, match="nowhere' cannot be loaded"):
         load_causal(tmp_path / "nowhere")
-
-
-def test_a_context_that_no_memory_holds_is_refused():
-    check_memory(build("llama"), 1024)
-    with pytest.raises(ValueError, match="GiB for its keys and values"):
-        check_memory(build("llama"), 10**12)

@@ -23,7 +23,7 @@ def test_contexts_measured_one_by_one_are_all_there_each_as_it_was_last(tmp_path
         trial(96, config="z", is_whole=True),
     ]
     (tmp_path / "needle.jsonl").write_text(to_jsonl(trials))
-    found = {row.what: row.values for row in SideBySide(tmp_path).rows()}
+    found = {row.what: row.values for row in SideBySide.of(tmp_path).rows()}
     assert found["retrieval accuracy, whole number, context 96"] == (1.0,)
     assert found["retrieval accuracy, whole number, context 128"] == (0.0,)
 
@@ -35,7 +35,7 @@ def test_a_difference_has_an_interval_over_trials_of_the_same_questions(tmp_path
 
     every = [*trials("first", [1, 0, 0, 0]), *trials("other", [1, 1, 1, 0]), *trials("few", [1])]
     (tmp_path / "needle.jsonl").write_text(to_jsonl(every))
-    found = SideBySide(tmp_path)
+    found = SideBySide.of(tmp_path)
     row = found.rows()[0]
     assert row.values == (0.25, 0.75, 1.0)
     none, (effect, low, high), other_questions = row.less_first

@@ -73,7 +73,7 @@ def test_every_verb_that_takes_a_run_takes_its_name(home, monkeypatch, capsys):
     typed = "evaluate needle tiny-b-qa --length 64 --depths 2 --trials 5 --digits 4"
     assert cli.run(typed.split()) == 0
     found = capsys.readouterr().out
-    assert float(found.split("whole number ")[1].split()[0]) >= 0.8
+    assert float(found.split("whole number, context 64")[1].split()[0]) >= 0.8
     typed = "evaluate position-loss tiny-a --length 100 --documents 2 --json"
     assert cli.run(typed.split()) == 0
     provenance, record = map(json.loads, capsys.readouterr().out.splitlines())

@@ -12,6 +12,7 @@ from tiny_models import MORE, SHARED, build
 import ssmax.hf
 from ssmax.cli import command
 from ssmax.errors import UsageError
+from ssmax.hf.extension import memory_shortfall
 
 WIDE = {**SHARED, "hidden_size": 128}
 """Heads of 32: rotations that never make a full turn within 128 tokens."""
@@ -310,11 +311,22 @@ def test_engines_without_s_get_a_constant_and_refuse_what_they_cannot(tmp_path):
             export(model, tmp_path / "no", to="ministral")
 
 
+def test_a_context_that_no_memory_holds_is_told_with_its_size():
+    model, here = llama(), torch.device("cpu")
+    assert memory_shortfall(model, 1024, here) is None
+    # Two layers, two key heads of 32 numbers of four bytes: 1,024 bytes a token.
+    lack = memory_shortfall(model, 2**40, here)
+    assert lack is not None and f"take {2**20:,} GiB" in lack
+    # A layer with a window keeps few keys.
+    lack = memory_shortfall(MORE["gemma3_mixed"](), 2**40, here)
+    assert lack is not None and "take 131,072 GiB" in lack
+
+
 def run(*arguments):
     return command.run("ssmax.cli.app", [str(each) for each in arguments], "ssmax")
 
 
-def test_the_command_writes_a_folder_and_names_what_comes_next(tmp_path, capsys):
+def test_the_command_writes_a_folder_and_names_what_comes_next(tmp_path, capsys, monkeypatch):
     llama().save_pretrained(tmp_path / "base")
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps({"model_max_length": 128}))
     out = tmp_path / "out"
@@ -328,6 +340,9 @@ def test_the_command_writes_a_folder_and_names_what_comes_next(tmp_path, capsys)
                "--sharpen", 1.2, "--json") == 0  # fmt: skip
     assert json.loads(capsys.readouterr().out)["sharpen"] == "1.2"
     ssmax.hf.load(llama(), tmp_path / "a")
+    monkeypatch.setattr("os.sysconf", lambda name: 100)
+    assert run("extend", tmp_path / "base", tmp_path / "large", "--to", 512) == 0
+    assert "keys and values of 512 tokens" in capsys.readouterr().err
     assert run("extend", tmp_path / "base", out, "--to", 512) == 2
     assert run("extend", tmp_path / "base", tmp_path / "b", "--to", 64) == 2
     assert run("extend", tmp_path / "base", tmp_path / "b", "--to", 512, "--adapter",

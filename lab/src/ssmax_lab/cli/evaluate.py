@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 OPTIONS: dict[str, dict[str, Any]] = {
-    "position-loss": {"length": [2048], "documents": 32, "batch": 1},
-    "needle": {"length": None, "depths": 11, "trials": 20, "digits": None, "batch": 8, "seed": 0},
-    "needle-score": {
-        "length": None, "trials": 100, "depth": None, "digits": None, "batch": 8, "seed": 0,
-    },
+    "position-loss": {"length": [2048], "documents": 32},
+    "needle": {"length": None, "depths": 11, "trials": 20, "digits": None, "seed": 0},
+    "needle-score": {"length": None, "trials": 100, "digits": None, "seed": 0},
     "sharpness": {"length": [2048], "documents": 8},
-    "extension": {
-        "length": None, "documents": 4, "trials": 5, "digits": None, "seed": 0,
-    },
     "all": {"length": [1024], "documents": 8, "depths": 5, "trials": 10, "digits": None, "seed": 0},
-}  # fmt: skip
+    "extension": {"length": None, "documents": 4, "trials": 5, "digits": None, "seed": 0},
+}
 """What can be measured, and the options that each takes, with their defaults."""
 SHORTEST = 128
 """Of the contexts that hide a needle."""
+AT_A_TIME = 8192
+"""Tokens of needle prompts that are read at a time, where one is not longer."""
 
 
 def evaluate(
@@ -68,8 +66,8 @@ def evaluate(
     text: Annotated[
         str | None,
         typer.Option(
-            help="For extension: a file or folder of texts; by default four addresses of over "
-            "30,000 words that come with the lab."
+            help="For --hf: a file or folder of texts; by default, for extension, four addresses "
+            "of over 30,000 words that come with the lab."
         ),
     ] = None,
     theta: Theta = None,
@@ -97,10 +95,6 @@ def evaluate(
         int | None,
         typer.Option(help="Number of needle depths; by default 11 for needle, 5 for all."),
     ] = None,
-    depth: Annotated[
-        float | None,
-        typer.Option(help="Depth of needle-score's needles; by default drawn at random."),
-    ] = None,
     trials: Annotated[
         int | None,
         typer.Option(
@@ -113,10 +107,6 @@ def evaluate(
         typer.Option(
             help=f"Digits of a number; by default as a run was fine-tuned on, else {USUAL_DIGITS}."
         ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(help="Texts at a time; by default 1 for position-loss, 8 for needles."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of needles and texts; by default 0.")
@@ -132,20 +122,21 @@ def evaluate(
     if hf and what not in OPTIONS:
         # --hf BEFORE AFTER: the second one looks like WHAT.
         hf, what = [*hf, *([what] if what else [])], "extension"
-    if what is None:
-        raise UsageError(f"give WHAT to measure: {', '.join(OPTIONS)}")
+    if what not in OPTIONS:
+        raise UsageError(f"give WHAT to measure, one of {', '.join(OPTIONS)}; got {what}")
     options = _options(
-        what, length=length, documents=documents, depths=depths, depth=depth, trials=trials,
-        digits=digits, batch=batch, seed=seed,
+        what, length=length, documents=documents, depths=depths, trials=trials, digits=digits,
+        seed=seed,
     )  # fmt: skip
-    _check(folder, hf, adapter=adapter, tokenizer=tokenizer, data=data, theta=theta, rule=rule,
-           device=device)  # fmt: skip
-    if text is not None and (what != "extension" or data is not None):
-        raise UsageError("--text is read by extension, instead of --data")
+    _check(folder, hf, adapter=adapter, tokenizer=tokenizer, data=data, text=text, theta=theta,
+           rule=rule, device=device)  # fmt: skip
+    trained = 0
     if what == "extension":
-        return _extension(
-            hf, adapter, tokenizer, data, text, results, device, as_json=json_, **options
-        )
+        trained, options["length"] = _contexts(hf, adapter, options["length"])
+    from ssmax_lab.records import to_jsonl
+    from ssmax_lab.report.before_after import extension_verdict
+    from ssmax_lab.report.side_by_side import SideBySide, text_table, write_side_by_side
+
     if folder is not None:
         from ssmax_lab.study.measurement import Measurement
 
@@ -156,37 +147,45 @@ def evaluate(
             )
         ])  # fmt: skip
     else:
-        measurements = _hf_measurements(hf, adapter, tokenizer, data, results, device)
+        from ssmax_lab.study.hf_measurement import hf_measurements
+
+        def own_text(tokenizer: str) -> Path:
+            is_long = text is not None or what == "extension"
+            return text_in_tokens(text, tokenizer) if is_long else default_text(tokenizer)
+
+        measurements = hf_measurements(
+            hf, adapter, tokenizer=tokenizer, text=data or own_text, results=results, device=device
+        )
     measured = []
     for here in measurements:
-        if hf and not json_:
-            print(here.run)
-        for records, lines in MEASURE[what](here, **options):
-            _show(records, lines, as_json=json_)
-        measured.append(here.run)
-    if hf and not json_:
-        _show_side_by_side(results, measured)
+        logger.info(here.run)
+        records = _measure(here, what, options)
+        measured.append(records)
+        if json_:
+            print(to_jsonl(records).rstrip("\n"))
+    if json_:
+        return
+    print("\n" + "\n".join(text_table(SideBySide(itertools.chain(*measured)))) + "\n")
+    if hf:
+        _, page = write_side_by_side(results)
+        print(f"the page of all in {results}: {page.resolve()}")
+    else:
+        print(f"records: {results}")
+    if what == "extension":
+        print("\n" + "\n".join(extension_verdict(*measured, train_length=trained)))
 
 
 def _options(what: str, **given: Any) -> dict[str, Any]:
     """Complete the options of a measurement; refuse what it does not take."""
-    if what not in OPTIONS:
-        raise UsageError(f"WHAT must be one of {', '.join(OPTIONS)}, got {what!r}")
     given = {name: value for name, value in given.items() if value is not None}
-    for name in given:
+    for name, value in given.items():
         if name not in OPTIONS[what]:
             takes = ", ".join(f"--{known}" for known in OPTIONS[what])
             raise UsageError(f"--{name} is not an option of {what}, which takes {takes}")
-        values = given[name] if isinstance(given[name], list) else [given[name]]
-        if name not in ("depth", "seed") and min(values) < 1:
-            raise UsageError(f"--{name} must be at least 1, got {min(values)}")
-    if not 0.0 <= given.get("depth", 0.0) <= 1.0:
-        raise UsageError(f"--depth must be from 0 to 1, got {given['depth']}")
-    options = {**OPTIONS[what], **given}
-    if what != "needle":
-        # As everywhere, the last one that is given holds.
-        options["length"] = (options["length"] or [None])[-1]
-    return options
+        least = min(value) if isinstance(value, list) else value
+        if name != "seed" and least < 1:
+            raise UsageError(f"--{name} must be at least 1, got {least}")
+    return {**OPTIONS[what], **given}
 
 
 def _check(
@@ -194,11 +193,11 @@ def _check(
     hf: Sequence[str],
     *,
     adapter: Path | None,
-    tokenizer: str | None,
     data: Path | None,
     theta: float | None,
     rule: str | None,
     device: str | None,
+    **of_hf: str | None,
 ) -> None:
     """Refuse what can be told before torch is imported."""
     from ssmax._device import check_device
@@ -209,30 +208,31 @@ def _check(
 
     if (run is None) == (not hf):
         raise UsageError("give one thing to measure: a run's folder, or --hf MODEL")
-    if run is not None and (adapter or tokenizer):
-        raise UsageError("--adapter and --tokenizer go with --hf; a run has its own")
-    if run is not None:
-        read_run_config(run, otherwise=f"; for a Hugging Face model: --hf {run}")
     check_device(device)
-    if rule is not None and run is not None and rule not in RULES:
-        raise UsageError(f"--rule must be one of {', '.join(RULES)}, got {rule!r}")
     if data is not None:
+        if of_hf["text"] is not None:
+            raise UsageError("--text and --data are two texts; give one")
         text_to_measure(data, is_for_tests=True)
+    if run is not None:
+        for name, value in {"adapter": adapter, **of_hf}.items():
+            if value is not None:
+                raise UsageError(f"--{name} goes with --hf; a run has its own")
+        read_run_config(run, otherwise=f"; for a Hugging Face model: --hf {run}")
+        if rule is not None and rule not in RULES:
+            raise UsageError(f"--rule must be one of {', '.join(RULES)}, got {rule!r}")
+        return
+    if rule is not None:
+        raise UsageError(
+            f"--rule is a run's; measure what ssmax convert {hf[0]} OUT --rule {rule} writes"
+        )
+    if theta is not None:
+        raise UsageError(
+            "--theta is a run's; copy the model's folder and set rope_theta in its config.json"
+        )
     for source in hf:
         check_typed(
             source,
             of_an_adapter=f"name that model, and {source} as its adapter (--adapter {source})",
-        )
-    if hf and rule is not None:
-        raise UsageError(
-            f"--rule is a run's; a Hugging Face model is given one by ssmax convert "
-            f"{hf[0]} OUT --rule {rule}, and then measured as --hf OUT"
-        )
-    if hf and theta is not None:
-        raise UsageError(
-            "--theta is a run's; for a Hugging Face model copy its folder, set the rope_theta "
-            f"in config.json of the copy to {theta:g} (one without rope_theta has no "
-            "theta), and measure the copy with --hf"
         )
     if adapter is not None and len(hf) != 1:
         raise UsageError(f"--adapter goes with one --hf, got {len(hf)}")
@@ -243,73 +243,37 @@ def _check(
         )
 
 
-def _hf_measurements(
-    hf: Sequence[str],
-    adapter: Path | None,
-    tokenizer: str | None,
-    data: Path | None,
-    results: Path,
-    device: str | None,
-    text: str | None = None,
-    *,
-    has_own_text: bool = False,
-) -> "Iterator[Measurement]":
-    """Load one model after the other, so that one at a time is in memory.
+def _contexts(
+    hf: Sequence[str], adapter: Path | None, length: Sequence[int] | None
+) -> tuple[int, list[int]]:
+    """Choose the contexts that show an extension, from half of the trained length to its own.
 
-    An adapter's base comes without it first.
+    Returns the trained length too.
     """
-    from ssmax.hf.adapter import check_base
+    import json
+
+    from ssmax.hf.extension import KEY
+    from ssmax.hf.sources import CONFIG
     from ssmax_lab.model.hf_causal_lm import causal_config
-    from ssmax_lab.study.hf_measurement import (
-        check_same_tokens,
-        hf_measurement,
-        hf_name,
-        hf_tokenizer,
-    )
-
-    models: list[tuple[str, Path | None]] = [(source, None) for source in hf]
-    if adapter is not None:
-        models.append((hf[0], adapter))
-    short = [hf_name(source, used) for source, used in models]
-    names = [
-        _with_its_folder(source, name) if short.count(name) > 1 else name
-        for (source, _), name in zip(models, short, strict=True)
-    ]
-    if len(set(names)) < len(names):
-        raise UsageError(f"two models are called {max(short, key=short.count)!r}; rename one")
-    # Before its tokenizer is missed, and before another is measured for hours.
-    configs = [causal_config(source) for source in hf]
-    if adapter is not None:
-        check_base(adapter, hf[0], configs[0])
-    tokenizer = tokenizer or hf_tokenizer(hf[0])
-    for source in hf[1:]:
-        check_same_tokens(source, tokenizer)
-    if data is None:
-        data = text_in_tokens(text, tokenizer) if has_own_text else default_text(tokenizer)
-    for (source, used), name in zip(models, names, strict=True):
-        yield hf_measurement(
-            source, adapter=used, name=name, tokenizer=tokenizer, data=data, results=results,
-            device=device,
-        )  # fmt: skip
-
-
-def _extension(
-    hf: Sequence[str], adapter: Path | None, tokenizer: str | None, data: Path | None,
-    text: str | None, results: Path, device: str | None, *, length: int | None, documents: int,
-    trials: int, digits: int | None, seed: int, as_json: bool,
-) -> None:  # fmt: skip
-    """Measure two models on long texts, and say what the second one's longer context is worth."""
-    import numpy as np
-
-    from ssmax_lab.model.hf_causal_lm import check_memory
-    from ssmax_lab.report.before_after import extension_verdict
 
     if len(hf) + (adapter is not None) != 2:
         raise UsageError(
             "extension compares two models: --hf BEFORE AFTER, or --hf BASE --adapter ADAPTER"
         )
-    trained, to = _lengths(hf, adapter)
-    longest = length or to
+    configs = [causal_config(source) for source in hf]
+    about = configs[-1].get(KEY)
+    if adapter is not None:
+        about = json.loads((adapter / CONFIG).read_text()).get("extension")
+    if about is None:
+        key = "max_position_embeddings"
+        limits: list[Any] = [one.get(key) or one.get("text_config", {}).get(key) for one in configs]
+        if None in limits:
+            raise UsageError(
+                "neither model says how long its contexts are; extend one with ssmax extend"
+            )
+        before, after = limits[0], limits[-1]
+        about = {"train_length": before, "to": after if after > before else 4 * before}
+    trained, longest = about["train_length"], length[-1] if length else about["to"]
     if longest <= trained:
         raise UsageError(
             f"--length {longest} is not longer than the {trained} tokens of the training; there is "
@@ -319,170 +283,82 @@ def _extension(
     while contexts[-1] < longest:
         contexts.append(min(2 * contexts[-1], longest))
     # Shorter ones have no room for a needle and its question.
-    contexts = [n for n in contexts if n >= SHORTEST] or [longest]
-    depths = ((np.arange(trials) + 0.5) / trials).round(4).tolist()
-    found = []
-    for here in _hf_measurements(
-        hf, adapter, tokenizer, data, results, device, text, has_own_text=True
-    ):
-        logger.info(here.run)
-        check_memory(getattr(here.model, "model"), longest)  # noqa: B009 (of Hugging Face alone)
-        loss = here.position_loss(length=longest, documents=documents)
-        needles = here.needle(
-            lengths=contexts, depths=depths, trials=1, digits=digits or USUAL_DIGITS, batch=1,
-            seed=seed, begun=True,
-        )  # fmt: skip
-        found.append((loss, needles))
-        if as_json:
-            _show([loss, *needles], (), as_json=True)
-    if as_json:
-        return
-    _show_side_by_side(results, [loss.run for loss, _ in found])
-    print("\n" + "\n".join(extension_verdict(*found, train_length=trained)))
+    return trained, [tokens for tokens in contexts if tokens >= SHORTEST] or [longest]
 
 
-def _lengths(hf: Sequence[str], adapter: Path | None) -> tuple[int, int]:
-    """Find the trained length and the one that a model was extended to."""
-    import json
-
-    from ssmax.hf.extension import KEY
-    from ssmax.hf.sources import CONFIG
-    from ssmax_lab.model.hf_causal_lm import causal_config
-
-    configs = [causal_config(source) for source in hf]
-    about = configs[-1].get(KEY)
-    if adapter is not None:
-        about = json.loads((adapter / CONFIG).read_text()).get("extension")
-    if about is not None:
-        return about["train_length"], about["to"]
-    key = "max_position_embeddings"
-    limits: list[Any] = [one.get(key) or one.get("text_config", {}).get(key) for one in configs]
-    if None in limits:
-        raise UsageError(
-            "neither model says how long its contexts are; extend one with ssmax extend"
-        )
-    before, after = limits[0], limits[-1]
-    return before, after if after > before else 4 * before
+def _measure(here: "Measurement", what: str, options: dict[str, Any]) -> list[Any]:
+    """Measure one model; returns the records."""
+    if what == "all":
+        return [
+            record
+            for each in ("position-loss", "sharpness", "needle", "needle-score")
+            for record in _measure(
+                here, each, {name: options[name] for name in OPTIONS[each] if name in options}
+            )
+        ]
+    if "digits" in options:
+        options = {**options, "digits": _digits(here, options["digits"])}
+    return MEASURE[what](here, **options)
 
 
-def _with_its_folder(source: str, name: str) -> str:
-    """Put a folder's name behind that of the folder around it; a name on the Hub stays."""
-    path = Path(source).resolve()
-    # What finetune wrote is called by its run, the folder around the model's.
-    own = next((one for one in (path, path.parent) if one.name == name), None)
-    return name if own is None or not path.exists() else f"{own.parent.name}/{name}"
-
-
-def _show_side_by_side(results: Path, runs: Sequence[str]) -> None:
-    """Print the table of these, and name the page of all that a folder of results holds."""
-    from ssmax_lab.report.side_by_side import SideBySide, text_table, write_side_by_side
-
-    found, page = write_side_by_side(results)
-    print("\n" + "\n".join(text_table(SideBySide(results, runs))))
-    others = [run for run in found.runs if run not in runs]
-    beside = f", with {', '.join(others)} from earlier commands" if others else ""
-    print(f"\nthe page{beside}: {page.resolve()}")
-
-
-Measured = Iterator[tuple[Sequence[Any], Sequence[str]]]
-"""Records, and the lines that tell them."""
-
-
-def _show(records: Sequence[Any], lines: Sequence[str], *, as_json: bool) -> None:
-    """Print records as lines for a script, or what a person reads of them."""
-    from ssmax_lab.records import to_jsonl
-
-    print(to_jsonl(records).rstrip("\n") if as_json else "\n".join(lines))
-
-
-def _position_loss(here: "Measurement", *, length: int, documents: int, batch: int = 1) -> Measured:
-    from ssmax_lab.records import POSITION_LOSS
-
-    record = here.position_loss(length=length, documents=documents, batch=batch)
-    ranges = zip(itertools.pairwise(record.edges), zip(*record.binned, strict=True), strict=True)
-    lines = [
-        f"positions {start:6,} to {stop:6,}  loss {sum(losses) / len(losses):.4f}"
-        for (start, stop), losses in ranges
-    ]
-    fewer = f" ({documents} asked for: the text has no more)" if record.count < documents else ""
-    yield [record], [*lines, f"{record.count} documents{fewer}; {here.results / POSITION_LOSS}"]
+def _position_loss(here: "Measurement", *, length: Sequence[int], documents: int) -> list[Any]:
+    record = here.position_loss(length=length[-1], documents=documents)
+    if record.count < documents:
+        logger.info(f"{record.count} documents, {documents} asked for: the text has no more")
+    return [record]
 
 
 def _needle(
-    here: "Measurement", *, length: Sequence[int] | None, depths: int, digits: int | None,
-    **options: Any,
-) -> Measured:  # fmt: skip
+    here: "Measurement", *, length: Sequence[int] | None, depths: int, **options: Any
+) -> list[Any]:
     import numpy as np
 
-    from ssmax_lab.eval.retrieval import accuracy
-    from ssmax_lab.records import NEEDLE
-
-    lengths = length or [here.usual_length * factor for factor in (1, 2, 4)]
+    lengths = length or [here.usual_length * times for times in (1, 2, 4)]
     places = [0.5] if depths == 1 else np.linspace(0, 1, depths).round(4).tolist()
-    found = here.needle(lengths=lengths, depths=places, digits=_digits(here, digits), **options)
-    lines = []
-    for tokens in lengths:
-        cells = [trial for trial in found if trial.length == tokens]
-        first = sum(trial.first_digit for trial in cells) / len(cells)
-        whole = accuracy(cells)
-        lines.append(f"context {tokens:6,}  whole number {whole:.3f}  first digit {first:.3f}")
-    yield found, [*lines, f"{here.results / NEEDLE}"]
+    return here.needle(lengths=lengths, depths=places, batch=_batch(max(lengths)), **options)
 
 
 def _needle_score(
-    here: "Measurement", *, length: int | None, trials: int, digits: int | None,
-    depth: float | None = None, **options: Any,
-) -> Measured:  # fmt: skip
-    import numpy as np
+    here: "Measurement", *, length: Sequence[int] | None, **options: Any
+) -> list[Any]:
+    longest = length[-1] if length else 2 * here.usual_length
+    return here.needle_scores(length=longest, depth=None, batch=_batch(longest), **options)
 
-    from ssmax_lab.eval.retrieval import top_heads
-    from ssmax_lab.records import NEEDLE_SCORE
 
-    scores = here.needle_scores(
-        length=length or 2 * here.usual_length, depth=depth, trials=trials,
-        digits=_digits(here, digits), **options,
+def _sharpness(here: "Measurement", *, length: Sequence[int], documents: int) -> list[Any]:
+    return [here.sharpness(length=length[-1], documents=documents)]
+
+
+def _extension(
+    here: "Measurement", *, length: Sequence[int], documents: int, trials: int, **options: Any
+) -> list[Any]:
+    """Measure the loss up to the longest context, and needles in all of them."""
+    from ssmax.hf.extension import memory_shortfall
+
+    lack = memory_shortfall(getattr(here.model, "model"), length[-1], here.device)  # noqa: B009
+    if lack is not None:
+        raise UsageError(f"{lack}; give a shorter --length")
+    # One needle at each depth, and none at either end.
+    depths = [round((place + 0.5) / trials, 4) for place in range(trials)]
+    loss = here.position_loss(length=length[-1], documents=documents)
+    needles = here.needle(
+        lengths=length, depths=depths, trials=1, batch=1, begun=True, **options
     )  # fmt: skip
-    mean = np.mean([score.number_scores for score in scores], axis=0).tolist()
-    lines = [
-        f"layer {layer:2} head {head:2}  mean needle score {score:.4f}"
-        for layer, head, score in top_heads(mean, 5)
-    ]
-    accuracy = np.mean([score.is_whole for score in scores])
-    lines.append(f"needle retrieval accuracy {accuracy:.3f}")
-    yield scores, [*lines, f"{here.results / NEEDLE_SCORE}"]
+    return [loss, *needles]
 
 
-def _sharpness(here: "Measurement", *, length: int, documents: int) -> Measured:
-    import numpy as np
-
-    from ssmax_lab.records import SHARPNESS
-
-    record = here.sharpness(length=length, documents=documents)
-    largest, entropy = (np.mean(grid, (0, 1)) for grid in (record.largest, record.entropy))
-    lines = [
-        f"n {keys:6,}  largest weight {weight:.4f}  entropy {nats:.3f}"
-        for keys, weight, nats in zip(record.num_keys, largest, entropy, strict=True)
-    ]
-    yield [record], [*lines, f"{here.results / SHARPNESS}"]
-
-
-def _all(
-    here: "Measurement", *, length: int, documents: int, depths: int, **options: Any
-) -> Measured:
-    needles = {**options, "digits": _digits(here, options["digits"]), "batch": 1}
-    yield from _position_loss(here, length=length, documents=documents)
-    yield from _sharpness(here, length=length, documents=documents)
-    yield from _needle(here, length=[length], depths=depths, **needles)
-    yield from _needle_score(here, length=length, **needles)
-
-
-MEASURE = {
+MEASURE: dict[str, Callable[..., list[Any]]] = {
     "position-loss": _position_loss,
     "needle": _needle,
     "needle-score": _needle_score,
     "sharpness": _sharpness,
-    "all": _all,
+    "extension": _extension,
 }
+
+
+def _batch(length: int) -> int:
+    """Choose how many prompts to read at a time."""
+    return max(1, min(8, AT_A_TIME // length))
 
 
 def _digits(here: "Measurement", given: int | None) -> int:

@@ -3,7 +3,6 @@
 # B batch, T tokens, H heads, V vocabulary
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ from torch.nn import functional as F
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import load
-from ssmax.hf.conversion import module_device
 from ssmax.hf.full_checkpoint import from_pretrained, load_plain
 from ssmax.hf.positions import learned_positions
 from ssmax.hf.sources import check_source, read_by_transformers
@@ -51,27 +49,6 @@ def causal_config(source: str | Path) -> dict[str, Any]:
             "the next token"
         )
     return values
-
-
-def check_memory(model: Any, to: int) -> None:
-    """Raise on a context whose keys and values this machine could not hold for one text."""
-    text = model.config.get_text_config()
-    device = module_device(model)
-    if device.type == "cuda":
-        room = torch.cuda.get_device_properties(device).total_memory
-    elif device.type == "cpu" and hasattr(os, "sysconf"):
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    else:
-        return
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    size = torch.finfo(model.dtype).bits // 8
-    need = 2 * to * text.num_hidden_layers * heads * width * size
-    if need > room:
-        raise UsageError(
-            f"a context of {to} tokens needs {need / 2**30:,.0f} GiB for its keys and values, and "
-            f"{device} has {room / 2**30:,.0f}; give a shorter one"
-        )
 
 
 def _is_causal(transformers: Any, values: dict[str, Any]) -> bool:

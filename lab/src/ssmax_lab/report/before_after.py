@@ -1,33 +1,37 @@
 """Is the longer context of an extended model worth having? In plain sentences."""
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ssmax_lab.analysis.measures import retrieval_accuracy
-from ssmax_lab.records import NeedleTrial, PositionLoss
 
 NOTICEABLE = 0.01
 """Nats of loss below which two models are called equal."""
 FOUND = 0.2
 """Of needles beyond the trained length: how many more have to be found to be worth something."""
 
-Measured = tuple[PositionLoss, list[NeedleTrial]]
 
+def extension_verdict(
+    before: Sequence[Any], after: Sequence[Any], *, train_length: int
+) -> list[str]:
+    """Say what is lost inside the trained length and gained beyond it, on the same texts.
 
-def extension_verdict(before: Measured, after: Measured, *, train_length: int) -> list[str]:
-    """Say what is lost inside the trained length and gained beyond it, on the same texts."""
+    Of each model: its loss, then its needles.
+    """
     edges = np.array(after[0].edges)
     inside, beyond = edges[1:] <= train_length, edges[:-1] >= train_length
     if not inside.any() or not beyond.any():
         return []
-    losses = [np.mean(one.binned, 0) for one, _ in (before, after)]
+    losses = [np.mean(loss.binned, 0) for loss, *_ in (before, after)]
     near, far = (
         [float(np.average(one[part], weights=np.diff(edges)[part])) for one in losses]
         for part in (inside, beyond)
     )
     accuracy = retrieval_accuracy(train_length, is_long=True)
-    found = [accuracy(trials) for _, trials in (before, after)]
+    found = [accuracy(trials) for _, *trials in (before, after)]
     name, last = before[0].run, int(np.flatnonzero(inside)[-1])
     cut, (start, stop) = float(losses[0][last]), list(itertools.pairwise(edges.tolist()))[last]
     window = (

@@ -1,7 +1,7 @@
 """Models beside each other, from the records of a folder: a table, figures, a page."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,27 +47,25 @@ class Row:
 class SideBySide:
     """The newest measurement of every kind, by model, in the order in which they were made."""
 
-    def __init__(self, folder: Path, runs: Sequence[str] | None = None) -> None:
-        """Read the records of all models, or of those in `runs`."""
-        found: dict[str, list[Any]] = {
-            name: [
-                record
-                for record in read_jsonl(folder / name, RECORD_FILES[name].kind)
-                if runs is None or record.run in runs
-            ]
+    def __init__(self, records: Iterable[Any]) -> None:
+        every = list(records)
+        self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
+        self.newest: dict[str, dict[str, list[Any]]] = {
+            name: _newest([one for one in every if isinstance(one, RECORD_FILES[name].kind)])
             for name in FILES
-            if (folder / name).is_file()
         }
-        if not any(found.values()):
+        """By file and model; contexts of several sizes may be measured one by one."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "SideBySide":
+        """Read the records of all models."""
+        paths = [folder / name for name in FILES if (folder / name).is_file()]
+        found = cls(one for path in paths for one in read_jsonl(path, RECORD_FILES[path.name].kind))
+        if not found.runs:
             raise UsageError(
                 f"{folder} holds no results: {', '.join(FILES)} are what ssmax-lab evaluate writes"
             )
-        every = [record for records in found.values() for record in records]
-        self.runs: list[str] = list(dict.fromkeys(record.run for record in every))
-        self.newest: dict[str, dict[str, list[Any]]] = {
-            name: _newest(found.get(name, [])) for name in FILES
-        }
-        """By file and model; contexts of several sizes may be measured one by one."""
+        return found
 
     def rows(self) -> list[Row]:
         """List what there is to compare."""
@@ -210,7 +208,7 @@ def figures(found: SideBySide) -> list[Figure]:
 
 def write_side_by_side(folder: Path) -> tuple[SideBySide, Path]:
     """Write the page of a folder of results; the same records give the same bytes."""
-    found = SideBySide(folder)
+    found = SideBySide.of(folder)
     page = document(
         "Side by side",
         note=", ".join(found.runs),

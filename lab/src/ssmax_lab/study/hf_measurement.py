@@ -2,29 +2,24 @@
 
 import importlib.metadata
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ssmax._device import select_device
 from ssmax._extras import require
 from ssmax.errors import UsageError
+from ssmax.hf.adapter import check_base
 from ssmax_lab.data.preparation import text_to_measure
 from ssmax_lab.data.shards import ShardSet
 from ssmax_lab.data.tokenizer import FILE, load_tokenizer
-from ssmax_lab.model.hf_causal_lm import HFCausalLM, load_causal
+from ssmax_lab.model.hf_causal_lm import HFCausalLM, causal_config, load_causal
 from ssmax_lab.records import config_hash
 from ssmax_lab.study.measurement import Measurement, weights_hash
 
 LONGEST_USUAL = 1024
 SAMPLE = "".join(map(chr, range(32, 0x250))) + inspect.cleandoc(inspect.__doc__ or "")
 """Text that distinguishes two tokenizers."""
-
-
-def hf_name(source: str, adapter: Path | None = None) -> str:
-    """Name a model in records: a folder by its name, a model of the Hub by its own."""
-    path = Path(source).resolve()
-    name = path.name if path.exists() else source
-    return f"{name}+{adapter.resolve().name}" if adapter is not None else name
 
 
 def hf_tokenizer(source: str) -> str:
@@ -42,9 +37,54 @@ def hf_tokenizer(source: str) -> str:
         ) from None
 
 
-def hf_measurement(
-    source: str,
+def hf_measurements(
+    sources: Sequence[str],
+    adapter: Path | None,
     *,
+    tokenizer: str | None,
+    text: Path | Callable[[str], Path],
+    results: Path,
+    device: str | None,
+) -> Iterator[Measurement]:
+    """Load one model after the other, so that one at a time is in memory.
+
+    An adapter's base comes without it first. `text` is a folder of prepared tokens, or finds one
+    for a tokenizer.
+    """
+    models: list[tuple[str, Path | None]] = [(source, None) for source in sources]
+    if adapter is not None:
+        models.append((sources[0], adapter))
+    names = _names(models)
+    # Before its tokenizer is missed, and before another is measured for hours.
+    configs = [causal_config(source) for source in sources]
+    if adapter is not None:
+        check_base(adapter, sources[0], configs[0])
+    tokenizer = tokenizer or hf_tokenizer(sources[0])
+    for source in sources[1:]:
+        check_same_tokens(source, tokenizer)
+    data = text if isinstance(text, Path) else text(tokenizer)
+    for (source, used), name in zip(models, names, strict=True):
+        yield _measurement(source, used, name, tokenizer, data, results, device)
+
+
+def _names(models: Sequence[tuple[str, Path | None]]) -> list[str]:
+    """Name models in records: a folder by its name, and the one around it where two share it."""
+    paths = [Path(source).resolve() for source, _ in models]
+    short = [
+        (path.name if path.exists() else source) + (f"+{used.resolve().name}" if used else "")
+        for (source, used), path in zip(models, paths, strict=True)
+    ]
+    names = [
+        f"{path.parent.name}/{name}" if short.count(name) > 1 and path.exists() else name
+        for name, path in zip(short, paths, strict=True)
+    ]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two models are called {max(short, key=short.count)!r}; rename one")
+    return names
+
+
+def _measurement(
+    source: str,
     adapter: Path | None,
     name: str,
     tokenizer: str,
@@ -52,11 +92,7 @@ def hf_measurement(
     results: Path,
     device: str | None,
 ) -> Measurement:
-    """Load a model from a folder or the Hub, with an adapter's s where one is given.
-
-    `name` is what records call it; `tokenizer` is a name or a path, `data` a folder that was
-    prepared with it.
-    """
+    """Load a model from a folder or the Hub, with an adapter's s where one is given."""
     here = select_device(device)
     loaded = load_tokenizer(tokenizer)
     model = load_causal(source, adapter, dtype="auto")

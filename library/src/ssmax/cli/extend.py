@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,8 @@ import typer
 
 from ssmax.cli.options import Adapter, Json, Model, Out
 from ssmax.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 
 def extend(
@@ -47,7 +50,9 @@ def extend(
     check_extension(to, positions, scale, train_length)
     check_typed(model, of_an_adapter="give that model itself to ssmax extend")
     import ssmax.hf
+    from ssmax._device import select_device
     from ssmax.hf.conversion import Conversion
+    from ssmax.hf.extension import memory_shortfall
     from ssmax.hf.full_checkpoint import load_source
     from ssmax.hf.inputs import copy_inputs
     from ssmax.hf.verification import UnverifiedError
@@ -55,6 +60,9 @@ def extend(
     extended = load_source(model, may_be_converted=True)
     choice: Any = {"positions": positions, "sharpen": scale, "train_length": train_length}
     done = ssmax.hf.extend(extended, to, **choice)
+    lack = memory_shortfall(extended, to, select_device(None))
+    if lack is not None:
+        logger.warning(f"{lack}; it is written all the same, for a machine with more")
     has_scale = Conversion.of(extended) is not None
     if adapter and not has_scale:
         raise UsageError(

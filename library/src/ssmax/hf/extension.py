@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -160,6 +161,31 @@ def revert(model: nn.Module) -> nn.Module:
     if extension is not None:
         extension.take_away(unwrapped(model))
     return model
+
+
+def memory_shortfall(model: Any, tokens: int, device: torch.device) -> str | None:
+    """Say what a device lacks for the keys and values of one text; None where they may fit.
+
+    Layers with windows, which keep few keys, are left out.
+    """
+    if device.type == "cuda":
+        room = torch.cuda.get_device_properties(device).total_memory
+    elif device.type == "cpu" and hasattr(os, "sysconf"):
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        return None
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    size = torch.finfo(model.dtype).bits // 8
+    need = 2 * tokens * kinds.count("full_attention") * heads * width * size
+    if need <= room:
+        return None
+    return (
+        f"keys and values of {tokens:,} tokens take {need / 2**30:,.0f} GiB, and {device} has "
+        f"{room / 2**30:,.0f}"
+    )
 
 
 class _Rotation:

@@ -19,12 +19,7 @@ from ssmax.ops.backends import attend
 from ssmax.ops.backends.sdpa import in_best_order
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.scale import Number, check_finite
-from ssmax.ops.scale_query.api import (
-    apply_scaling,
-    can_scale_by_kernel,
-    per_head,
-    scaling_of,
-)
+from ssmax.ops.scale_query.api import apply_scaling, kind, scaling_of
 from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import MaskSpec, Ramp
 
@@ -32,7 +27,7 @@ Plan = Callable[[Tensor, Tensor, Tensor, Number, Number | None], Tensor]
 
 MOST_KEPT = 1024
 _PLAIN = (Tensor, nn.Parameter)
-_plans: dict[Hashable, Plan] = {}
+known: dict[Hashable, Plan] = {}
 
 
 def key_of(
@@ -41,14 +36,9 @@ def key_of(
     """Collect all that a plan depends on."""
     return (
         *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
-        *(type(k), type(v), _kind(s), _kind(bias), options),
+        *(q.stride(), type(k), type(v), _kind(s), _kind(bias), options),
         autocast_dtype(q.device, q.dtype),
     )
-
-
-def find(key: Hashable) -> Plan | None:
-    """Find the plan for such a call."""
-    return _plans.get(key)
 
 
 def keep(
@@ -69,8 +59,8 @@ def keep(
     if ramp is None or not is_plain or 0 in (q.numel(), k.numel(), v.shape[-1]):
         return
     needs_mask = not (spec.sees_all or spec.is_plain_causal)
-    if len(_plans) >= MOST_KEPT:
-        _plans.clear()
+    if len(known) >= MOST_KEPT:
+        known.clear()
     if needs_mask or dropout_p:
         finish = functools.partial(attend, mask_spec=spec, scale=scale, dropout_p=dropout_p)
     else:
@@ -80,29 +70,16 @@ def keep(
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-    if can_scale_by_kernel(q, s, bias, ramp):
-        heads = q.shape[1]
-        s_H = per_head(s, heads, q.device)
-        bias_H = None if bias is None else per_head(bias, heads, q.device)
-        scaling = scaling_of(q, s_H, bias_H, None)
-        numbers = ramp.first, ramp.most, multiplier
-        _plans[key] = _on_gpu(scaling, numbers, heads, q.device, finish)
+    scaling = scaling_of(q, s, bias, ramp)
+    if scaling is not None:
+        known[key] = _on_gpu(scaling, ramp, multiplier, finish)
     elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
-        _plans[key] = _on_cpu(_log_n(ramp, q, s), finish)
+        known[key] = _on_cpu(_log_n(ramp, q, s), finish)
 
 
-def _on_gpu(
-    scaling: Any,
-    numbers: tuple[int, int, float],
-    heads: int,
-    device: torch.device,
-    finish: Callable[..., Tensor],
-) -> Plan:
+def _on_gpu(scaling: Any, ramp: Ramp, multiplier: float, finish: Callable[..., Tensor]) -> Plan:
     def plan(q: Tensor, k: Tensor, v: Tensor, s: Number, bias: Number | None) -> Tensor:
-        s_H = per_head(s, heads, device)
-        bias_H = None if bias is None else per_head(bias, heads, device)
-        q = apply_scaling(scaling, q, s_H, bias_H, None, numbers)
-        return in_best_order(finish, q, k, v)
+        return in_best_order(finish, apply_scaling(scaling, q, s, bias, ramp, multiplier), k, v)
 
     return plan
 
@@ -144,6 +121,4 @@ def _is_fused_on_cpu(q: Tensor, v: Tensor) -> bool:
 
 
 def _kind(value: Number | None) -> Hashable:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, type(value)
-    return value
+    return kind(value) if isinstance(value, Tensor) else value

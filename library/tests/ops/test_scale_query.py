@@ -67,9 +67,7 @@ def test_the_kernel_is_no_worse_than_eager(call, dtype, has_bias, device, fused)
     shape, n = CALLS[call]
     leaves = make(shape, dtype, device, has_bias=has_bias)
     n = n if isinstance(n, Ramp) else n.to(device)
-    kernel = gradients(
-        lambda q, s, b=None: scale_by_kernel(q, s, b, n, multiplier=-0.5), leaves
-    )
+    kernel = gradients(lambda q, s, b=None: scale_by_kernel(q, s, b, n, multiplier=-0.5), leaves)
     eager = gradients(lambda *x: plain(*x, n=n, multiplier=-0.5), leaves)
     wide = [x.detach().double().requires_grad_() for x in leaves]
     exact = gradients(lambda *x: plain(*x, n=n, multiplier=-0.5), wide)

@@ -91,7 +91,12 @@ class Scaling:
     """Both kernels, prepared for queries of one shape and layout."""
 
     def __init__(
-        self, q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None, is_per_head: bool
+        self,
+        q_BHTD: Tensor,
+        s_H: Tensor,
+        bias_H: Tensor | None,
+        n: Tensor | None,
+        is_per_head: bool,
     ) -> None:
         batch, heads, tokens, width = q_BHTD.shape
         block_d = triton.next_power_of_2(width)

@@ -12,11 +12,10 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssmax.ops.backends import attend
-from ssmax.ops.backends.sdpa import in_best_order
+from ssmax.ops.backends.sdpa import in_best_order, plain_attention
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.scale import Number, check_finite
 from ssmax.ops.scale_query.api import apply_scaling, kind, scaling_of
@@ -58,22 +57,15 @@ def keep(
     is_plain = type(k) in _PLAIN and type(v) in _PLAIN
     if ramp is None or not is_plain or 0 in (q.numel(), k.numel(), v.shape[-1]):
         return
-    needs_mask = not (spec.sees_all or spec.is_plain_causal)
     if len(known) >= MOST_KEPT:
         known.clear()
-    if needs_mask or dropout_p:
+    finish = plain = plain_attention(q, k, spec, scale, dropout_p)
+    if finish is None:
         finish = functools.partial(attend, mask_spec=spec, scale=scale, dropout_p=dropout_p)
-    else:
-        finish = functools.partial(
-            F.scaled_dot_product_attention,
-            is_causal=spec.is_plain_causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
     scaling = scaling_of(q, s, bias, ramp)
     if scaling is not None:
         known[key] = _on_gpu(scaling, ramp, multiplier, finish)
-    elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
+    elif _is_fused_on_cpu(q, v) and plain is not None and not dropout_p and multiplier == 1:
         known[key] = _on_cpu(_log_n(ramp, q, s), finish)
 
 

@@ -75,14 +75,14 @@ def apply_scaling(
     multiplier: float = 1.0,
 ) -> Tensor:
     """Multiply by (s log n + b) multiplier with what `scaling_of` found."""
-    if not scaling.is_per_head:
-        s, bias = (_per_head(value, q_BHTD) for value in (s, bias))
+    s_H: Any = s if scaling.is_per_head else _per_head(s, q_BHTD)
+    bias_H: Any = bias if scaling.is_per_head else _per_head(bias, q_BHTD)
     counts, numbers = (None, (*n, multiplier)) if type(n) is Ramp else (n, (0, 0, multiplier))
     if torch.is_grad_enabled() and (
-        q_BHTD.requires_grad or s.requires_grad or (bias is not None and bias.requires_grad)
+        q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
     ):
-        return _scale_with_gradients(q_BHTD, s, bias, counts, scaling, numbers)
-    return scaling.forward(q_BHTD, s, bias, counts, numbers)
+        return _scale_with_gradients(q_BHTD, s_H, bias_H, counts, scaling, numbers)
+    return scaling.forward(q_BHTD, s_H, bias_H, counts, numbers)
 
 
 @functools.cache
@@ -120,7 +120,8 @@ class _ScaleBySSMax(torch.autograd.Function):
 
 
 # As Function.apply ends: before it that looks for transforms, which `is_eager` has ruled out.
-_scale_with_gradients: Any = super(torch.autograd.Function, _ScaleBySSMax).apply
+_function: Any = super(torch.autograd.Function, _ScaleBySSMax)
+_scale_with_gradients = _function.apply
 
 
 def _plain_backward(

@@ -190,7 +190,7 @@ def test_plans_are_not_kept_without_end(monkeypatch):
         assert len(plans.known) <= 3
 
 
-@pytest.mark.parametrize(("learns", "most"), [(False, 15), (True, 16)])
+@pytest.mark.parametrize(("learns", "most"), [(False, 13), (True, 14)])
 def test_a_call_that_was_seen_takes_a_short_way(learns, most, fused, monkeypatch):
     """Calls of our own functions, a cost that no machine changes; a windowed call took 84."""
     monkeypatch.setattr(launch.Prepared, "__call__", lambda *_, **__: None)

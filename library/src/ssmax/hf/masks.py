@@ -211,7 +211,7 @@ def _count_unmasked(
             stands_at = torch.arange(queries, device=device)
         else:
             keys = queries
-    if as_ramp and 0 < queries <= keys:
+    if as_ramp and keys and queries and (queries <= keys or not is_causal):
         return Ramp(keys - queries + 1 if is_causal else keys, keys)
     return MaskSpec(
         num_queries=queries, num_keys=keys, is_causal=is_causal, stands_at=stands_at, device=device

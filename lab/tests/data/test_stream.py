@@ -151,19 +151,9 @@ def test_a_batch_may_span_many_epochs(numbers):
     assert torch.equal(torch.cat(single), inputs)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: TokenStream(Stand(10), length=0, seed=0), "length must be at least 1, got 0"),
-        (lambda: TokenStream(Stand(10), length=10, seed=0), "stand holds 10 tokens, .* 10 [+] 1"),
-        (lambda: TokenStream(Stand(10), length=9, seed=0).window_of(-1), "from 0, got -1"),
-        (lambda: TokenStream(Stand(10), length=9, seed=0).batch(-5, 2), "from 0, got -5"),
-        (lambda: TokenStream(Stand(10), length=9, seed=0).batch(0, 0), "one sample, got 0"),
-    ],
-)
-def test_what_cannot_be_streamed_is_refused(call, message):
-    with pytest.raises(UsageError, match=message):
-        call()
+def test_a_text_shorter_than_a_window_is_refused():
+    with pytest.raises(UsageError, match="stand holds 10 tokens, .* 10 [+] 1"):
+        TokenStream(Stand(10), length=10, seed=0)
 
 
 def test_prefetched_steps_come_in_order_from_the_start():

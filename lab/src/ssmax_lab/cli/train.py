@@ -185,7 +185,7 @@ def generate(
     here = select_device(device)
     import torch
 
-    from ssmax_lab.data.tokenizer import IncrementalDetokenizer
+    from ssmax_lab.data.tokenizer import UNKNOWN
     from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
@@ -199,8 +199,8 @@ def generate(
     if theta is not None:
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
-    text = IncrementalDetokenizer(tokenizer.decode) if len(prompts) == 1 else None
-    unprinted = prompts[0]
+    is_alone, printed = len(prompts) == 1, 0
+    print(prompts[0] if is_alone else "", end="")
     for step in model.stream(
         encoded,
         max_new_tokens,
@@ -213,14 +213,15 @@ def generate(
         for row, token in zip(new, step, strict=True):
             if token is not None:
                 row.append(token)
-                if text is not None:
-                    print(unprinted + text.add(token), end="", flush=True)
-                    unprinted = ""
-    if text is not None:
-        print(unprinted + text.finish())
-    else:
-        for prompt, row in zip(prompts, new, strict=True):
-            print(f"{prompt}{tokenizer.decode(row)}\n---")
+        # What may be half a character is held back.
+        if is_alone and not (text := tokenizer.decode(new[0])).endswith(UNKNOWN):
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+    if is_alone:
+        print(tokenizer.decode(new[0])[printed:])
+        return
+    for prompt, row in zip(prompts, new, strict=True):
+        print(f"{prompt}{tokenizer.decode(row)}\n---")
 
 
 def export(folder: Run, out: Out, json_: Json = False) -> None:

@@ -25,13 +25,7 @@ class TokenStream:
     num_windows: int
     """Window i is the tokens from i * length, length + 1 of them: inputs and targets overlap."""
 
-    shards: ShardSet
-    length: int
-    seed: int
-
     def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
-        if length < 1:
-            raise UsageError(f"length must be at least 1, got {length}")
         if shards.num_tokens < length + 1:
             raise UsageError(
                 f"{shards.folder} holds {shards.num_tokens} tokens, too few for one window of "
@@ -54,10 +48,7 @@ class TokenStream:
         return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
 
     def _windows(self, first_sample: int, count: int) -> np.ndarray:
-        if first_sample < 0:
-            raise UsageError(f"samples are numbered from 0, got {first_sample}")
-        if count < 1:
-            raise UsageError(f"a batch has at least one sample, got {count}")
+        assert first_sample >= 0
         windows = np.empty(count, np.int64)
         done = 0
         while done < count:

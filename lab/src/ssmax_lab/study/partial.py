@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
 from ssmax_lab.analysis.findings import read_study_file, unpacked
-from ssmax_lab.data.token_files import TOKENS
+from ssmax_lab.data.sources import TOKENS
 from ssmax_lab.records import (
     ARCHIVE,
     DONE,

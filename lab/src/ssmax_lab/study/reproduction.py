@@ -14,9 +14,8 @@ from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import read_findings, read_study_file
-from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.preparation import cores, text_to_measure
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.data.workers import cores
 from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
 from ssmax_lab.report.study_page import draw
 from ssmax_lab.study.claims import judge

@@ -60,7 +60,7 @@ BAD = [
     ),
     ("run.compile", "yes", "run.compile must be bool, got 'yes'"),
     ("run.compile", 1, "run.compile must be bool, got 1"),
-    ("run.parallel", "pipeline", "run.parallel must be one of auto, none, ddp, fsdp2"),
+    ("run.parallel", "pipeline", "run.parallel must be one of ddp, fsdp2"),
     ("run.checkpoint_every", "0", "run.checkpoint_every must be at least 1"),
     ("run.keep_checkpoints", "0", "run.keep_checkpoints must be at least 1"),
     ("run.validate_every", "0", "run.validate_every must be at least 1"),

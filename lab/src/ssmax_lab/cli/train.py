@@ -82,7 +82,7 @@ def pretrain(
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
     if dry_run:
-        from ssmax_lab.train.plan import plan_words
+        from ssmax_lab.train.cost import plan_words
 
         print(plan_words(settings, folder.name))
         return 0

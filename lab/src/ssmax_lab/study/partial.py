@@ -41,7 +41,7 @@ from ssmax_lab.records import (
     to_jsonl,
 )
 from ssmax_lab.study.presets import is_local
-from ssmax_lab.train.config import MAY_CHANGE, flat
+from ssmax_lab.train.config import MAY_CHANGE, TrainConfig, flat
 from ssmax_lab.train.question_sources import is_path, question_sources
 
 QUESTIONS = "questions"
@@ -258,9 +258,11 @@ def identity(study: Mapping[str, Any]) -> str:
     decides = {
         key: value for key, value in json.loads(json.dumps(study)).items() if key not in _WHERE
     }
+    # A setting that there no longer is was never changed by what there is.
+    deciding = flat(TrainConfig().to_dict()).keys() - _HOW
     for name in ("pretraining", "finetuning"):
         settings = flat(decides[name]).items()
-        decides[name] = {key: value for key, value in settings if key not in _HOW}
+        decides[name] = {key: value for key, value in settings if key in deciding}
     decides["questions"] = [
         "a file" if is_path(source) else source for source in question_sources(decides["questions"])
     ]

@@ -15,7 +15,7 @@ from ssmax.errors import UsageError
 from ssmax.nn.rules import RULES
 from ssmax_lab.model.config import LMConfig, nearest
 
-Parallel = Literal["auto", "none", "ddp", "fsdp2"]
+Parallel = Literal["ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
 Precision = Literal["float32", "bfloat16"]
 OnNonfinite = Literal["stop", "skip"]
@@ -147,8 +147,8 @@ class RunConfig:
     activation_memory_budget: float = 1.0
     """Share of the activations that torch.compile keeps for the backward pass, where it is used;
     it computes the others again, the cheapest first."""
-    parallel: Parallel = "auto"
-    """Over several ranks; auto: ddp."""
+    parallel: Parallel = "ddp"
+    """Over several ranks the model is copied, or sharded."""
     context_parallel: int = 1
     """Ranks that hold one sequence together, each a part of its tokens; for pretraining."""
     checkpoint_every: int = 1000
@@ -164,8 +164,6 @@ class RunConfig:
     in between."""
     on_nonfinite: OnNonfinite = "stop"
     """A loss or gradient that is not finite stops the run, or is skipped and counted."""
-    tensorboard: bool = False
-    """Write curves for TensorBoard too."""
 
     def __post_init__(self) -> None:
         _check("run", self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0)
@@ -190,7 +188,6 @@ MAY_CHANGE = (
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.on_nonfinite",
-    "run.tensorboard",
     "data.folder",
 )
 

@@ -1,7 +1,6 @@
 """A configuration is born valid: every bad one is refused with one line that helps."""
 
 import json
-import math
 
 import pytest
 
@@ -119,9 +118,7 @@ def test_the_defaults_are_the_papers_table_2():
 
 
 def test_fine_tuning_is_the_papers_table_3():
-    config = finetuning_of(
-        paper(), steps_per_epoch=lambda size: math.ceil(1693 / size), overrides={}
-    )
+    config = finetuning_of(paper(), rows=1693, overrides={})
     assert config.run.batch_size * config.model.train_length == 131_072
     assert (config.optim.beta1, config.optim.beta2, config.optim.weight_decay) == (0.9, 0.999, 0.0)
     assert (config.optim.lr, config.schedule.kind, config.schedule.final) == (2e-5, "cosine", 0.0)
@@ -131,7 +128,7 @@ def test_fine_tuning_is_the_papers_table_3():
 
 def test_epochs_of_fine_tuning_follow_the_batch_size():
     overrides = {"run.batch_size": "10"}
-    config = finetuning_of(paper(), steps_per_epoch=lambda size: 100 // size, overrides=overrides)
+    config = finetuning_of(paper(), rows=96, overrides=overrides)
     assert (config.run.steps, config.schedule.warmup_steps) == (100, 10)
 
 

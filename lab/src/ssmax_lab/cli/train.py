@@ -121,7 +121,7 @@ def finetune(
     """Fine-tune a run on questions, as in table 3."""
     from ssmax._device import check_device
     from ssmax.nn.rules import RULES
-    from ssmax_lab.train.question_sources import check_files
+    from ssmax_lab.data.qa import check_files
     from ssmax_lab.train.run import named_folder, read_run_config, with_name
 
     overrides = _overrides(file, set_, on_nonfinite)

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
 from ssmax_lab.analysis.findings import read_study_file, unpacked
+from ssmax_lab.data.qa import is_path, question_sources
 from ssmax_lab.data.sources import TOKENS
 from ssmax_lab.records import (
     ARCHIVE,
@@ -42,7 +43,6 @@ from ssmax_lab.records import (
 )
 from ssmax_lab.study.presets import is_local
 from ssmax_lab.train.config import MAY_CHANGE, TrainConfig, flat
-from ssmax_lab.train.question_sources import is_path, question_sources
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""

@@ -258,7 +258,7 @@ class Training:
         return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
 
     def _build(self, config: LMConfig, found: Path | None, first_weights: LM | None) -> None:
-        """Make the model of a phase and its optimizer, and load them where there is a checkpoint."""
+        """Make the model of a phase and its optimizer; load them where there is a checkpoint."""
         if self.loss is not None:
             # The old model is gone before the new one is built.
             self.loss = None
@@ -370,9 +370,9 @@ class Training:
                 kept, _ = checkpoint.newest_checkpoint(self.folder)
                 raise NonfiniteError(
                     f"the loss or its gradient was not finite at step {step}; "
-                    f"the last good checkpoint is {kept or 'not yet written'}; resume with --on-nonfinite "
-                    "skip (in a study --set run.on_nonfinite=skip), or start again with a lower "
-                    "learning rate"
+                    f"the last good checkpoint is {kept or 'not yet written'}; resume with "
+                    "--on-nonfinite skip (in a study --set run.on_nonfinite=skip), or start again "
+                    "with a lower learning rate"
                 )
         rate = self._waiting[-1][1]
         self._waiting.clear()

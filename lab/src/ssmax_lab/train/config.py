@@ -46,8 +46,10 @@ class DataConfig:
     """Of their numbers."""
 
     def __post_init__(self) -> None:
-        _check("data", self, needles_per_row=1, needle_digits=1)
-        _check("data", self, needle_length=0, validation_windows=0, seed=0)
+        _check(
+            "data", self, needles_per_row=1, needle_digits=1, needle_length=0,
+            validation_windows=0, seed=0,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +72,9 @@ class OptimConfig:
     """The learning rate of what the scaling rules learn, times lr."""
 
     def __post_init__(self) -> None:
-        _positive("optim.lr", self.lr)
-        _positive("optim.eps", self.eps)
-        _positive("optim.scale_lr", self.scale_lr)
+        for name in ("lr", "eps", "scale_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"optim.{name} must be positive, got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UsageError(
@@ -166,9 +168,11 @@ class RunConfig:
     """A loss or gradient that is not finite stops the run, or is skipped and counted."""
 
     def __post_init__(self) -> None:
-        _check("run", self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0)
-        _check("run", self, checkpoint_every=1, keep_checkpoints=1)
-        _check("run", self, validate_every=1, scale_every=1, metrics_every=1)
+        _check(
+            "run", self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0,
+            checkpoint_every=1, keep_checkpoints=1, validate_every=1, scale_every=1,
+            metrics_every=1,
+        )  # fmt: skip
         if not 0.0 <= self.activation_memory_budget <= 1.0:
             raise UsageError(
                 f"run.activation_memory_budget must be between 0 and 1, got "
@@ -373,8 +377,3 @@ def _check(room: str, config: Any, **least: float) -> None:
             raise UsageError(f"{room}.seed must be from 0 to 2**63 - 1, got {value}")
         if not low <= value < math.inf:
             raise UsageError(f"{room}.{name} must be at least {low}, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UsageError(f"{name} must be positive, got {value}")

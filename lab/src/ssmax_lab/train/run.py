@@ -201,16 +201,12 @@ def open_run(
         def claim() -> None:
             make_folder(folder)
             held.enter_context(locked(folder))
-            if (folder / RUN_CONFIG).exists() and not resume:
-                raise UsageError(
-                    f"{folder} holds a run already; continue it with --resume, or give another name"
-                )
             metrics = folder / METRICS
             has_steps = metrics.is_file() and metrics.stat().st_size > 0
-            if not resume and (has_steps or checkpoint.has_any(folder)):
+            has_run = (folder / RUN_CONFIG).exists() or has_steps or checkpoint.has_any(folder)
+            if has_run and not resume:
                 raise UsageError(
-                    f"{folder} holds a run without its {RUN_CONFIG}; bring that back, or give "
-                    "another name"
+                    f"{folder} holds a run already; continue it with --resume, or give another name"
                 )
 
         def write() -> None:

@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +143,7 @@ def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
 
 
 def _run_all(
-    tasks: dict[str, Sequence[Part]],
+    tasks: Mapping[str, Sequence[Part]],
     out: Path,
     tokenizer: Tokenizer,
     workers: int,

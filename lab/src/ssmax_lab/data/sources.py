@@ -276,10 +276,11 @@ def _read_file(reader: Reader | None, name: str, path: Path, option: Any) -> Doc
         return
     try:
         yield from reader(name, path, option)
-    except BROKEN as error:
+    except OSError as error:
         # The errors of an archive have no number; those of the system do.
-        has_number = isinstance(error, OSError) and error.errno
-        yield Skipped(name, f"cannot be read: {error.strerror}" if has_number else "broken file")
+        yield Skipped(name, f"cannot be read: {error.strerror}" if error.errno else "broken file")
+    except BROKEN:
+        yield Skipped(name, "broken file")
 
 
 def _hub_parts(source: str, field: str) -> list[Part]:

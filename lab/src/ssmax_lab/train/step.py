@@ -48,13 +48,8 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(
-            inputs_BT=function(self.inputs_BT),
-            targets_BT=function(self.targets_BT),
-            cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
-            places_BT=None if self.places_BT is None else function(self.places_BT),
-            weight=self.weight,
-        )
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return Batch(**{n: function(v) if isinstance(v, Tensor) else v for n, v in values.items()})
 
 
 class Samples(Protocol):

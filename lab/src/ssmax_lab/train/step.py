@@ -5,7 +5,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -49,7 +49,9 @@ class Batch:
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         values = {name: getattr(self, name) for name in self.__slots__}
-        return Batch(**{n: function(v) if isinstance(v, Tensor) else v for n, v in values.items()})
+        return replace(
+            self, **{name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
+        )
 
 
 class Samples(Protocol):

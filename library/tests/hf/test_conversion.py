@@ -15,9 +15,9 @@ from tiny_models import BART, CAUSAL, GPT2, OTHERS, SHARED, build, inputs_of, ra
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
-from ssmax.hf.conversion import Conversion, window_of
+from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
-from ssmax.hf.own_scales import own_scale
+from ssmax.hf.layers import own_scale, window_of
 from ssmax.hf.verification import audited
 from ssmax.nn import RULES
 from ssmax.ops.visible import Ramp
@@ -71,7 +71,7 @@ def test_weights_are_those_of_softmax_to_the_power_of_the_factor(name, padded):
     plain = first_weights().double()
     randomise(ssmax.hf.convert(model, layers="all"))
     found = first_weights().double()
-    first = next(module for _, module in ssmax.hf.conversion.converted_modules(model)).ssmax
+    first = next(module for _, module in ssmax.hf.layers.converted_modules(model)).ssmax
     n = (plain > 0).sum(-1, keepdim=True)
     factor = first.s.double().view(1, -1, 1, 1) * n.log() + first.bias.double().view(1, -1, 1, 1)
     powers = torch.where(plain > 0, plain**factor, 0.0)

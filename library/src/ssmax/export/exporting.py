@@ -26,7 +26,7 @@ from ssmax.export.vocabulary import gguf_vocabulary
 from ssmax.hf.conversion import must_be_converted
 from ssmax.hf.full_checkpoint import from_pretrained
 from ssmax.hf.inputs import copy_inputs
-from ssmax.hf.positions import learned_positions
+from ssmax.hf.layers import learned_positions
 from ssmax.hf.remote_code import save_remote_code
 from ssmax.hf.sources import MODEL_CONFIG
 

@@ -229,6 +229,9 @@ BAD = {
         lambda m, _: ssmax.hf.convert(m, rule="clamp", train_length=8, bias=True),
         "belongs to rule='ssmax'",
     ),
+    "no bias of temperature": (
+        lambda m, _: ssmax.hf.convert(m, rule="temperature", bias=False), "bias=False belongs to",
+    ),
     "no bias of a rule that has one": (
         lambda m, _: ssmax.hf.convert(
             m, rule="ssmax_bias", init="paper", train_length=8, bias=False

@@ -67,6 +67,8 @@ def test_a_whole_checkpoint_comes_back_bit_for_bit(name, tmp_path):
     model.save_pretrained(tmp_path)
     loaded = ssmax.hf.from_pretrained(tmp_path).eval()
     assert type(loaded) is type(model)
+    # Of classes that a fresh process finds, also in the copies of a config.
+    pickle.dumps(loaded)
     inputs = inputs_of(model, tokens_of())
     assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
     ssmax.hf.verify(loaded)

@@ -57,7 +57,8 @@ class Converted:
         )
         model.__class__ = cls
         # The class that was saved has all of its weights there; another may have a head of its own.
-        is_same = plain.__name__ in (model.config.architectures or [])
+        names = model.config.architectures or []
+        is_same = plain.__name__ in [name.removeprefix(CLASS_PREFIX) for name in names]
         missing = [name for name in about["missing_keys"] if is_same or f".{ATTRIBUTE}." in name]
         extra = [name for name in about["unexpected_keys"] if f".{ATTRIBUTE}." in name]
         shapes = [
@@ -68,6 +69,22 @@ class Converted:
         check_tensors_fit(folder, missing, extra, shapes)
         _read_as_it_is(model)
         return (model, about) if wants_about else model
+
+
+class _ReadAsPlain(OwnType):
+    """Mixed into a class of configs: what it reads is of that class, as before the conversion."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """Read it; the code in the folder, which would not be saved again, is left out."""
+        names = [name.removeprefix(CLASS_PREFIX) for name in config_dict.get("architectures") or []]
+        values = {key: value for key, value in config_dict.items() if key != "auto_map"}
+        found = super().from_dict(  # pyright: ignore[reportAttributeAccessIssue]
+            {**values, "architectures": names}, **options
+        )
+        config = found[0] if isinstance(found, tuple) else found
+        config.__class__ = cls.__bases__[1]
+        return found
 
 
 def _read_as_it_is(model: Any) -> None:
@@ -117,17 +134,15 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
         options["config"] = copy.deepcopy(given)
         setattr(options["config"], KEY, values[KEY])
         options["config"].architectures = [name]
-    own_config = type(plain.__name__, (OwnType, plain), {"__module__": plain.__module__})
-    loading: Any = type(kind.__name__, (Converted, kind), {"config_class": own_config})
+    reading = type(plain.__name__, (_ReadAsPlain, plain), {"__module__": plain.__module__})
+    loading: Any = type(kind.__name__, (Converted, kind), {"config_class": reading})
     with read_by_transformers(folder), whole_files(folder):
         loaded = loading.from_pretrained(folder, **options)
     model = loaded[0] if options.get("output_loading_info") else loaded
     # There a model has shapes and no values.
     if module_device(model).type != "meta":
         check_tensors_finite(folder, ssmax_tensors(model))
-    model.__class__, model.config.__class__ = kind, plain
-    # The code in the folder would not be saved with the model again.
-    vars(model.config).pop("auto_map", None)
+    model.__class__ = kind
     return loaded
 
 

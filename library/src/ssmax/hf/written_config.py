@@ -48,12 +48,11 @@ class OwnType:
     def get_config_dict(
         cls, *arguments: Any, **options: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read it with the plain type and names."""
+        """Read it with the plain type; engines choose their class by the names as they are."""
         values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
             *arguments, **options
         )
-        names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or []]
-        return {**values, "model_type": cls.model_type, "architectures": names}, rest
+        return {**values, "model_type": cls.model_type}, rest
 
 
 @functools.cache

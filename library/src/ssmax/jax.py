@@ -486,7 +486,7 @@ def _per_head(name: str, value: Any, q: Array) -> Array:
 
 def _check_num_keys(num_keys: Any) -> Array:
     if isinstance(num_keys, Real) and not isinstance(num_keys, bool):
-        if not 1 <= num_keys < math.inf:
+        if not 1 <= float(num_keys) < math.inf:
             raise UsageError(
                 f"num_keys must be at least 1 (log n is taken) and finite, got {num_keys}; "
                 "a query that sees nothing has n = 1"

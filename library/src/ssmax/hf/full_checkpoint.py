@@ -130,10 +130,11 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
             "remote code has to be converted after loading: ssmax.hf.load"
         )
     plain = transformers.CONFIG_MAPPING[model_type]
-    if isinstance(given := options.get("config"), transformers.PretrainedConfig):
-        options["config"] = copy.deepcopy(given)
-        setattr(options["config"], KEY, values[KEY])
-        options["config"].architectures = [name]
+    if isinstance(options.get("config"), transformers.PretrainedConfig):
+        given: Any = copy.deepcopy(options["config"])
+        setattr(given, KEY, values[KEY])
+        given.architectures = [name]
+        options["config"] = given
     reading = type(plain.__name__, (_ReadAsPlain, plain), {"__module__": plain.__module__})
     loading: Any = type(kind.__name__, (Converted, kind), {"config_class": reading})
     with read_by_transformers(folder), whole_files(folder):

@@ -1,6 +1,5 @@
 """One graph for prefill and decoding, any batch and length, padded or not."""
 
-import copy
 import itertools
 import subprocess
 import sys
@@ -108,39 +107,28 @@ save_file({"logits": torch.cat(pieces, 1)}, folder + "/answered")
 """
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "source",
+    [
         pytest.param(source, marks=() if "gemma3" in source else pytest.mark.slow)
         for source in SOURCES
     ],
 )
-def program(request, tmp_path_factory):
-    """A model, and the folder that torch.export wrote of it."""
-    model, folder = SOURCES[request.param](), tmp_path_factory.mktemp("program") / "out"
+def test_a_program_of_torch_export_computes_the_same_in_a_fresh_process(source, tmp_path):
+    """A process that has torch alone; here it takes a first prompt of any length."""
+    model, folder = SOURCES[source](), tmp_path / "out"
     export(model, folder, to="torch-export", prompt=TOKENS[0].tolist())
-    return model, folder
-
-
-@torch.no_grad()
-def test_a_program_takes_a_prompt_of_any_length(program):
-    model, folder = program
     program, graph = torch.export.load(folder / "model.pt2").module(), graph_of(model)
     for length in range(1, 6):
         for batch in (1, 3):
             given = TOKENS[:batch, -length:], KEEP[:batch, -length:], graph.empty_past(batch=batch)
             torch.testing.assert_close(program(*given)[0], graph(*given)[0])
-
-
-@torch.no_grad()
-def test_a_program_of_torch_export_computes_the_same_in_a_fresh_process(program):
-    """A process that has torch alone."""
-    model, folder = program
-    past = {f"past.{i}": t for i, t in enumerate(graph_of(model).empty_past(batch=3))}
+    past = {f"past.{i}": t for i, t in enumerate(graph.empty_past(batch=3))}
     save_file({"tokens": TOKENS, "keep": KEEP, **past}, folder / "asked")
     command = [sys.executable, "-c", RELOAD, str(PROMPT), str(folder)]
     subprocess.run(command, capture_output=True, check=True)
-    compare(copy.deepcopy(model), load_file(folder / "answered")["logits"])
+    compare(model, load_file(folder / "answered")["logits"])
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The explorer: softmax's and SSMax's output for any n, s, b and z_max, moved by sliders."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ssmax_lab.analysis.formulas import FIGURE_1_S
@@ -26,20 +27,19 @@ def explorer() -> Figure:
                   bind=alt.binding_range(min=low, max=high, step=step, name=words))
         for name, words, low, high, step, value in SLIDERS
     ]  # fmt: skip
-    against_n = alt.Chart(alt.sequence(0.3, 6.001, 0.05, as_="p")).transform_calculate(
-        x="max(2, round(pow(10, datum.p)))",
-        softmax=_figure1("datum.x", "1", "z"),
-        ssmax=_figure1("datum.x", _factor("datum.x"), "z"),
+    sizes = alt.Chart(alt.sequence(0.3, 6.001, 0.05, as_="p")).transform_calculate(
+        x="max(2, round(pow(10, datum.p)))", **_outputs(_figure1, "datum.x", "z")
     )
-    here_n = {"x": N, "softmax": _figure1(N, "1", "z"), "ssmax": _figure1(N, _factor(N), "z")}
-    against_z = alt.Chart(alt.sequence(0, 20.01, 0.1, as_="x")).transform_calculate(
-        softmax=_figure3("1", "datum.x"),
-        ssmax=_figure3(_factor(N), "datum.x"),
+    leads = alt.Chart(alt.sequence(0, 20.01, 0.1, as_="x")).transform_calculate(
+        **_outputs(_figure3, N, "datum.x")
     )
-    here_z = {"x": "z", "softmax": _figure3("1", "z"), "ssmax": _figure3(_factor(N), "z")}
+    here_n, here_z = (
+        {"x": N, **_outputs(_figure1, N, "z")},
+        {"x": "z", **_outputs(_figure3, N, "z")},
+    )
     panels = [
-        _panel(alt, against_n, here_n, EVEN, "n", [2, 1_000_000], is_log=True),
-        _panel(alt, against_z, here_z, SPREAD, "z_max", [0, 20], critical=True),
+        _panel(alt, sizes, here_n, EVEN, "n", [2, 1_000_000], is_log=True),
+        _panel(alt, leads, here_z, SPREAD, "z_max", [0, 20], critical=True),
     ]
     return Figure(
         title="Softmax fades as n grows; SSMax keeps what leads by more than 1/s",
@@ -48,23 +48,24 @@ def explorer() -> Figure:
     )
 
 
-def _factor(n: str) -> str:
-    return f"(s * log({n}) + b)"
+def _outputs(output: Callable[[str, str, str], str], n: str, z: str) -> dict[str, str]:
+    """Write an output under both rules as expressions."""
+    return {"softmax": output("1", n, z), "ssmax": output(f"(s * log({n}) + b)", n, z)}
 
 
-def _figure1(n: str, factor: str, z: str) -> str:
-    """Write the largest output of softmax over factor (-2, ..., -2, z) as an expression."""
+def _figure1(factor: str, n: str, z: str) -> str:
+    """Write the largest output of softmax over factor (-2, ..., -2, z)."""
     return f"1 / (1 + ({n} - 1) * exp(-{factor} * ({z} + 2)))"
 
 
-def _figure3(factor: str, z: str) -> str:
+def _figure3(factor: str, n: str, z: str) -> str:
     """Write the output of z under softmax over factor (0, 1/(n-2), ..., 1, z).
 
     The sum over the others is a geometric series.
     """
-    step = f"({factor} / ({N} - 2))"
-    series = f"(exp({step} * ({N} - 1)) - 1) / (exp({step}) - 1)"
-    others = f"({N} == 2 ? 1 : abs({factor}) < 1e-9 ? {N} - 1 : {series})"
+    step = f"({factor} / ({n} - 2))"
+    series = f"(exp({step} * ({n} - 1)) - 1) / (exp({step}) - 1)"
+    others = f"({n} == 2 ? 1 : abs({factor}) < 1e-9 ? {n} - 1 : {series})"
     return f"1 / (1 + {others} * exp(-{factor} * {z}))"
 
 

@@ -77,7 +77,6 @@ def study_figures(findings: Findings) -> dict[str, Figure]:
         found["8"] = figure8(pooled(findings.scores))
     if findings.sharpness:
         found["1_in_heads"] = sharpness(findings.sharpness, train_length=length)
-        found["_heads"] = sharpness_by_head(findings.sharpness, train_length=length)
     if findings.grids:
         found["_grid"] = retrieval_grid(findings.grids, train_length=length)
     found["_s"] = scales(findings.scales, train_length=length)
@@ -146,11 +145,9 @@ def figure2(tables: Mapping[Any, Sequence[float]]) -> Figure:
             f"{words.get(rival, rival)} {percent(means[rival])}"
         )
     measures = list(dict.fromkeys(row["measure"] for row in rows))
-    return Figure(
-        title=title,
-        panels=[curves(rows, series, x="n", y="", log_x=True, measures=measures)],
-        more_tables=[Table(header=["seed", "fit", "a1", "a2", "R²"], rows=fitted)],
-    )
+    panel = curves(rows, series, x="n", y="", log_x=True, measures=measures)
+    fits = Table(header=["seed", "fit", "a1", "a2", "R²"], rows=fitted)
+    return Figure(title=title, panels=[dataclasses.replace(panel, tables=[fits, *panel.tables])])
 
 
 def figure3() -> Figure:
@@ -464,7 +461,7 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Figure:
             rows.append({"name": name, "trials, %": share, "y": top, "answer": said_word(one)})
     chart = curves(
         rows, series_of(list(scores), FIRST_SHOWN), x="trials, %", y="top needle score", zero=True,
-        form=".3f", shape="answer",
+        form=".3f", points=rows,
     )  # fmt: skip
     cells = [
         [look(row["name"]).label, f"{row['trials, %']:g}", f"{row['y']:.3f}", row["answer"]]
@@ -527,39 +524,9 @@ def sharpness(found: ByReplica[Sharpness], *, train_length: int) -> Figure:
     )
 
 
-def sharpness_by_head(found: ByReplica[Sharpness], *, train_length: int) -> Figure | None:
-    """Draw how every head's sharpness changes from the training length to the last n.
-
-    None where nothing longer was measured.
-    """
-    rows: list[Row] = []
-    faded: dict[str, str] = {}
-    measures = ("largest weight, times", "entropy, nats more")
-    for name, by_replica in found.items():
-        replica = min(by_replica)
-        record = by_replica[replica]
-        before, after = last_seen_and_last(record, train_length)
-        if before == after:
-            continue
-        title = f"{look(name).label}, {replica}"
-        weights, entropy = np.asarray(record.largest), np.asarray(record.entropy)
-        factors = weights[:, :, after] / weights[:, :, before]
-        gains = entropy[:, :, after] - entropy[:, :, before]
-        faded[name] = f"{(factors <= 0.5).sum()} of {factors.size} with {called(name)}"
-        most = max(float(np.abs(gains).max()), 1e-9)
-        for measure, grid, share, form in (
-            (measures[0], factors, 0.5 + np.log2(np.maximum(factors, 1e-6)) / 4, ".2f"),
-            (measures[1], gains, 0.5 - gains / (2 * most), "+.1f"),
-        ):
-            rows += _by_head(grid, share, form, configuration=title, measure=measure)
-    told = [faded[name] for name in ("a", "b") if name in faded] or list(faded.values())[:2]
-    title = f"Heads whose largest weight falls to half or less: {'; '.join(told)}"
-    return _map_of_heads(title, rows, "configuration", "measure")
-
-
 def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Figure | None:
     """Draw the learned s, and b, of every head of the first run; None where none is learned."""
-    rows: list[Row] = []
+    panels: list[Panel] = []
     told = []
     for name, by_replica in found.items():
         replica = min(by_replica)
@@ -569,34 +536,20 @@ def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Fi
                 continue
             start = first_s(look(name).rule, train_length) if parameter == "s" else 0.0
             most = max(float(np.abs(grid - start).max()), 1e-9)
+            rows = [
+                {
+                    "layer": f"{layer + 1}",
+                    "head": f"{head + 1}",
+                    "share": short(0.5 + (grid[layer, head] - start) / (2 * most)),
+                    "text": f"{grid[layer, head]:.2f}".replace("-", "\u2212"),
+                }
+                for layer, head in np.ndindex(*grid.shape)
+            ]
             title = f"{parameter} of {look(name).label}, {replica}, start {start:.3g}"
-            rows += _by_head(grid, 0.5 + (grid - start) / (2 * most), ".2f", parameter=title)
+            panels.append(heat_map(rows, x="head", y="layer", title=title, scheme="blueorange"))
             above = f"{(grid > start).sum()} of {grid.size} heads end above their start"
             told.append(f"{parameter} of {called(name)}: {above}")
-    title = next((one for one in told if one.startswith("s of (b)")), "".join(told[:1]))
-    return _map_of_heads(title, rows, "parameter")
-
-
-def _by_head(grid: np.ndarray, share: np.ndarray, form: str, **more: str) -> list[Row]:
-    """Make the rows of a map of layers and heads."""
-    return [
-        {
-            "layer": f"{layer + 1}",
-            "head": f"{head + 1}",
-            "share": short(float(np.clip(share[layer, head], 0, 1))),
-            "text": f"{grid[layer, head]:{form}}".replace("-", "\u2212"),
-            **more,
-        }
-        for layer, head in np.ndindex(*grid.shape)
-    ]
-
-
-def _map_of_heads(title: str, rows: Sequence[Row], *fields: str) -> Figure | None:
-    """Draw a map of layers and heads, of which the reader chooses by these fields."""
-    if not rows:
+    if not panels:
         return None
-    choices = {field: list(dict.fromkeys(row[field] for row in rows)) for field in fields}
-    chart = heat_map(
-        rows, x="head", y="layer", scheme="blueorange", choices=choices, tooltip=("text",)
-    )
-    return Figure(title=title, panels=[chart])
+    title = next((one for one in told if one.startswith("s of (b)")), told[0])
+    return Figure(title=title, panels=panels, width=400, num_first=2)

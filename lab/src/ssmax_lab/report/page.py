@@ -63,11 +63,6 @@ def explorer_page() -> str:
     return document("Softmax and SSMax", explorer=shown, is_alone=True)
 
 
-def explorer_part() -> dict[str, Any]:
-    """Make the explorer for a page."""
-    return {"id": "figure-explorer", "figure": explorer()}
-
-
 def origins(found: Sequence[tuple[str, Provenance]]) -> Table:
     """Make the table of where numbers come from."""
     rows = []

@@ -76,6 +76,8 @@ def test_the_page_counts_the_runs_that_there_are():
         found.curves[name] = {Replica(seed): ([1, 2], [3.0, 2.0]) for seed in range(many)}
     rows = dict(row[:2] for row in about(found).rows)
     assert rows["runs"] == "(a) 4, (b) 5, (a) with yarn applied at test time 1"
+    found.curves = {"a": found.curves["a"]}
+    assert dict(row[:2] for row in about(found).rows)["runs"] == "4 of each configuration"
 
 
 def test_the_rope_limit_is_told_where_positions_turn():

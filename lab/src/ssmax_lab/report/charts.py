@@ -157,31 +157,14 @@ def curves(
     dash = alt.StrokeDash("name:N", legend=None).scale(
         domain=names, range=[DASHES[one.dash] for one in series]
     )
-    x_scale: dict[str, Any] = {"type": "log", "base": 2} if log_x else {"zero": False}
-    x_scale["nice"] = False
-    y_scale: dict[str, Any] = {"type": "log"} if log_y else {"zero": zero}
-    if domain is not None:
-        y_scale["domain"] = list(domain)
-    elif zero:
-        y_scale["domainMin"] = 0
-    elif log_y:
-        y_scale |= {"nice": False, "domainMin": 0.8 * min(row["low"] for row in values)}
-    places = [row[x] for row in values]
-    axis = alt.Axis(format=",d", tickCount=7, labelOverlap="greedy")
-    if log_x and max(places) >= 2**17:
-        axis.labelOverlap = "parity"
-        axis.labelExpr = (
-            "datum.value < 1024 ? datum.label : datum.value < 1048576 ? datum.value / 1024 + ' k' "
-            ": datum.value / 1048576 + ' M'"
-        )
-    at = alt.X(f"{x}:Q", title=x, axis=axis).scale(**x_scale)
-    ticks = {"values": _decades(values), "format": "~g"} if log_y else {"tickCount": 6}
-    up = alt.Y("y:Q", title=None, axis=alt.Axis(**ticks)).scale(**y_scale)
+    at, up, x_scale = _axes(values, x, log_x=log_x, log_y=log_y, zero=zero, domain=domain)
     layers = []
     if has_bands := any(row["low"] != row["high"] for row in values):
         band = data.mark_area(opacity=0.14, clip=True)
         layers.append(band.encode(at, alt.Y("low:Q", title=None), alt.Y2("high"), colour))
-    line = data.mark_line(strokeWidth=2, clip=True, point=_dot() if dots else False)
+    line = data.mark_line(
+        strokeWidth=2, clip=True, point=alt.OverlayMarkDef(size=34, filled=True) if dots else False
+    )
     layers.append(line.encode(at, up, colour, dash))
     if points:
         drawn = beside.mark_point(size=26, strokeWidth=1.6, opacity=0.9, tooltip=None, clip=True)
@@ -189,6 +172,7 @@ def curves(
             domain=list(SHAPES), range=list(SHAPES.values())
         )
         layers.append(drawn.encode(at, up, colour, *([marker] if "answer" in points[0] else [])))
+    places = [row[x] for row in values]
     for line, mark in enumerate(marks):
         layers.append(
             _mark(alt, mark, line, x_scale, height, is_left=_is_right(mark.x, places, log_x))
@@ -234,6 +218,39 @@ def curves(
         tables=tables,
         right=min(170, round(10 + CHARACTER * longest)),
     )
+
+
+def _axes(
+    values: Sequence[Row],
+    x: str,
+    *,
+    log_x: bool,
+    log_y: bool,
+    zero: bool,
+    domain: tuple[float, float] | None,
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Make both axes, and the scale of x, which marks share."""
+    alt = altair()
+    x_scale: dict[str, Any] = {"type": "log", "base": 2} if log_x else {"zero": False}
+    x_scale["nice"] = False
+    y_scale: dict[str, Any] = {"type": "log"} if log_y else {"zero": zero}
+    if domain is not None:
+        y_scale["domain"] = list(domain)
+    elif zero:
+        y_scale["domainMin"] = 0
+    elif log_y:
+        y_scale |= {"nice": False, "domainMin": 0.8 * min(row["low"] for row in values)}
+    axis = alt.Axis(format=",d", tickCount=7, labelOverlap="greedy")
+    if log_x and max(row[x] for row in values) >= 2**17:
+        axis.labelOverlap = "parity"
+        axis.labelExpr = (
+            "datum.value < 1024 ? datum.label : datum.value < 1048576 ? datum.value / 1024 + ' k' "
+            ": datum.value / 1048576 + ' M'"
+        )
+    at = alt.X(f"{x}:Q", title=x, axis=axis).scale(**x_scale)
+    ticks = {"values": _decades(values), "format": "~g"} if log_y else {"tickCount": 6}
+    up = alt.Y("y:Q", title=None, axis=alt.Axis(**ticks)).scale(**y_scale)
+    return at, up, x_scale
 
 
 def _labels(
@@ -316,10 +333,6 @@ def _y_title(alt: Any, measures: Sequence[str], y: str) -> Any:
         align="left", baseline="bottom", x=0, y=-7, text=words, color=QUIET, fontSize=12,
         tooltip=None, clip=False,
     )  # fmt: skip
-
-
-def _dot() -> Any:
-    return altair().OverlayMarkDef(size=34, filled=True)
 
 
 def _decades(values: Sequence[Row]) -> list[float]:

@@ -154,8 +154,8 @@ def figure3() -> Figure:
     """Draw C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     tops = [round(top, 2) for top in np.linspace(0.0, 20.0, 81).tolist()]
     shades = {
-        "softmax": ("#b3b8bf", "#8b929c", "#5a6270", look("a").colour),
-        f"SSMax, s = {FIGURE_1_S}": ("#f6c19a", "#ee9a5c", "#e27427", look("b").colour),
+        "softmax": ("#949aa5", "#7a828e", "#545c69", look("a").colour),
+        f"SSMax, s = {FIGURE_1_S}": ("#eba76f", "#e68a45", "#de6f1e", look("b").colour),
     }
     panels = []
     for title, colours in shades.items():
@@ -312,11 +312,9 @@ def _told_difference(where: str, values: Sequence[float]) -> str:
     return f"{begin} {abs(mean):.3f} nats {'below' if mean < 0 else 'above'} softmax's ({seeds})"
 
 
-def figure6(
-    trials: Mapping[str, Sequence[NeedleTrial]], *, shown: Sequence[str] = FIRST_SHOWN
-) -> Figure:
+def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Figure:
     """Draw C6: accuracy by context size and depth, in percent, a map for each configuration."""
-    first = [name for name in trials if name in shown] or list(trials)[:3]
+    first = [name for name in trials if name in FIRST_SHOWN] or list(trials)[:3]
     panels, titles = [], []
     for name in [*first, *(name for name in trials if name not in first)]:
         lengths, depths, whole = accuracy_map(trials[name])

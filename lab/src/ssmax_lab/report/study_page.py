@@ -18,21 +18,6 @@ from ssmax_lab.report.page import document, origins
 from ssmax_lab.report.style import Figure, save
 from ssmax_lab.report.tables import COMPARED, NONE, Table, compared
 
-SECTIONS = {
-    "shows": "This run",
-    "verdicts": "Claims",
-    "figures": "Figures",
-    "heads": "Heads",
-    "explorer": "Explorer",
-    "provenance": "Provenance",
-}
-CITATION = """@article{nakanishi2025scalable,
-  title   = {Scalable-Softmax Is Superior for Attention},
-  author  = {Nakanishi, Ken M.},
-  journal = {arXiv preprint arXiv:2501.19399},
-  year    = {2025}
-}"""
-
 
 def draw(findings: Findings, folder: Path) -> Path:
     """Draw everything that can be drawn, and return the page."""
@@ -65,8 +50,8 @@ def study_page(
 
     return document(
         "Scalable-Softmax, reproduced",
-        sections=SECTIONS,
-        kicker=f"Reproduction · preset {findings.study['preset']}",
+        kicker=f"Reproduction · preset {findings.study['preset']} · {parameters(findings.study)} "
+        f"parameters · training length {findings.train_length:,}",
         note=" ".join(
             filter(None, [variant and f"The variant {variant} of the preset.", NOTES.get(preset)])
         ),
@@ -87,7 +72,6 @@ def study_page(
             "ssmax-lab report FOLDER  # draws this page again from its records",
         ],
         choices=[*CHOICES, *([IN_PARTS] if findings.is_in_parts else [])],
-        citation=CITATION,
     )
 
 
@@ -119,6 +103,10 @@ def about(findings: Findings) -> Table:
     rotary = head if model["rotary_dim"] is None else model["rotary_dim"]
     spared = f", but for one layer in {model['full_every']}" if model["full_every"] else ""
     taught = study["pretraining"]["data"].get("needle_length")
+    runs = findings.runs
+    told_runs = ", ".join(f"{called(name)} {count}" for name, count in runs.items())
+    if len({*runs.values()}) == 1:
+        told_runs = f"{next(iter(runs.values()))} of each configuration"
     rows = [
         ("parameters", parameters(study), "162 million"),
         (
@@ -142,11 +130,7 @@ def about(findings: Findings) -> Table:
         ("tokenizer", study["tokenizer"], "gpt2"),
         ("retrieval taught in pretraining", f"to {taught} tokens" if taught else NONE, NONE),
         ("questions of fine-tuning", study["questions"] or NONE, "SQuAD 2.0"),
-        (
-            "runs",
-            ", ".join(f"{called(name)} {n}" for name, n in findings.runs.items()) or NONE,
-            NONE,
-        ),
+        ("runs", told_runs or NONE, NONE),
     ]
     kept = [row for row in rows if row[1:] != (NONE, NONE)]
     return Table(header=["", "this study", "the paper"], rows=kept)

@@ -8,18 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ssmax_lab.configurations import labels, look
-from ssmax_lab.report.style import (
-    CHARACTER,
-    GRID,
-    HEIGHT,
-    HOVER,
-    LINE,
-    QUIET,
-    Panel,
-    Table,
-    altair,
-)
-from ssmax_lab.report.tables import wide_table
+from ssmax_lab.report.style import CHARACTER, GRID, HEIGHT, HOVER, LINE, QUIET, Panel, altair
+from ssmax_lab.report.tables import Table, wide_table
 
 DASHES = {"-": [1, 0], "--": [6, 3], "-.": [6, 2, 1, 2], ":": [2, 2]}
 OTHERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")

@@ -39,8 +39,8 @@ from ssmax_lab.analysis.measures import (
 from ssmax_lab.configurations import CONTROL, MEASURED, called, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, RetrievalGrid, Sharpness
 from ssmax_lab.report.charts import Mark, Row, Series, curves, heat_map, over_runs, series_of, short
-from ssmax_lab.report.style import Figure, Panel, Table
-from ssmax_lab.report.tables import percent
+from ssmax_lab.report.style import Figure, Panel
+from ssmax_lab.report.tables import Table, percent
 
 FIRST_SHOWN = ("a", "b", CONTROL)
 IN_TITLES = {"a": "softmax", "b": "SSMax", CONTROL: "a learned temperature"}
@@ -538,7 +538,7 @@ def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Fi
                 {
                     "layer": f"{layer + 1}",
                     "head": f"{head + 1}",
-                    "share": short(0.5 + (grid[layer, head] - start) / (2 * most)),
+                    "share": short(0.5 + float(grid[layer, head] - start) / (2 * most)),
                     "text": f"{grid[layer, head]:.2f}".replace("-", "\u2212"),
                 }
                 for layer, head in np.ndindex(*grid.shape)

@@ -14,7 +14,8 @@ from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.charts import series_of
 from ssmax_lab.report.explorer import explorer
-from ssmax_lab.report.style import GRID, INK, LINE, QUIET, Figure, Table, as_svg, dark, dark_rules
+from ssmax_lab.report.style import GRID, INK, LINE, QUIET, Figure, as_svg, dark, dark_rules
+from ssmax_lab.report.tables import Table
 
 MISSING = "Not measured in this study"
 SYMBOLS = {"supported": "✓", "contradicted": "✕", "no difference": "=", "inconclusive": "?",

@@ -178,12 +178,7 @@ def test_nothing_unpickles_and_no_remote_code_is_trusted():
                     assert is_trusted in (False, "False", "job['is_our_code']"), path
 
 
-def test_import_warns_of_nothing_and_loads_no_torch():
-    code = "import sys, ssmax; print('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n" and done.stderr == ""
+def test_import_warns_of_nothing():
     code = (
         "import ssmax.nn, ssmax.ops.attention, ssmax_lab.data, ssmax_lab.eval, ssmax_lab.model, "
         "ssmax_lab.records"

@@ -83,11 +83,9 @@ def squad(tmp_path):
 
 def test_questions_come_with_their_first_answer_or_none(squad):
     assert read_squad(squad) == [
-        Question(
-            id="a", context=HARBOUR, question="When does the harbour freeze?", answer="January"
-        ),
-        Question(id="b", context=HARBOUR, question="Who owns the ferry?", answer=""),
-        Question(id="c", context=BAKER, question="What does Marta bake?", answer="rye bread"),
+        Question(context=HARBOUR, question="When does the harbour freeze?", answer="January"),
+        Question(context=HARBOUR, question="Who owns the ferry?", answer=""),
+        Question(context=BAKER, question="What does Marta bake?", answer="rye bread"),
     ]
 
 

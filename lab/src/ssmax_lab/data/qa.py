@@ -46,7 +46,6 @@ UNANSWERABLE_SHARE = 0.1
 class Question:
     """A question about a context."""
 
-    id: str
     context: str
     question: str
     answer: str
@@ -203,17 +202,17 @@ def _question(context: str, entry: Any) -> Question:
     is_answered = entry["answers"] and not entry.get("is_impossible")
     answer = entry["answers"][0]["text"] if is_answered else ""
     if not all(isinstance(text, str) for text in (context, entry["question"], answer)):
-        raise TypeError(f"question {entry['id']!r} or its context or answer is no text")
-    return Question(id=str(entry["id"]), context=context, question=entry["question"], answer=answer)
+        raise TypeError(f"question {entry.get('id')!r} or its context or answer is no text")
+    return Question(context=context, question=entry["question"], answer=answer)
 
 
 def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:
     """Invent questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
     chance = random.Random(f"invented questions {seed}")
-    return [_invented(chance, number, max_facts) for number in range(count)]
+    return [_invented(chance, max_facts) for _ in range(count)]
 
 
-def _invented(chance: random.Random, number: int, max_facts: int) -> Question:
+def _invented(chance: random.Random, max_facts: int) -> Question:
     # One more than is told: the last owner is asked for where there is to be no answer.
     num_facts = chance.randint(2, max_facts)
     owners = chance.sample([(name, thing) for name in NAMES for thing in THINGS], num_facts + 1)
@@ -222,7 +221,6 @@ def _invented(chance: random.Random, number: int, max_facts: int) -> Question:
     if chance.random() < UNANSWERABLE_SHARE:
         (name, thing), answer = owners[-1], ""
     return Question(
-        id=f"invented-{number}",
         context=" ".join(f"{name}'s {thing} is {colour}." for name, thing, colour in told),
         question=f"What colour is {name}'s {thing}?",
         answer=answer,

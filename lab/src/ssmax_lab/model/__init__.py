@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ssmax_lab.model.config import LMConfig as LMConfig
     from ssmax_lab.model.llama import to_llama_weights as to_llama_weights
     from ssmax_lab.model.model import LM as LM
-    from ssmax_lab.model.saving import load_lm as load_lm
-    from ssmax_lab.model.saving import save_lm as save_lm
+    from ssmax_lab.model.model import load_lm as load_lm
+    from ssmax_lab.model.model import save_lm as save_lm
 
 _HOME_OF = {
     "LM": "model",
     "LMConfig": "config",
-    "load_lm": "saving",
-    "save_lm": "saving",
+    "load_lm": "model",
+    "save_lm": "model",
     "to_llama_weights": "llama",
 }
 

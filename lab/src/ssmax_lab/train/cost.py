@@ -3,7 +3,7 @@
 import torch
 
 from ssmax_lab.model.config import LMConfig
-from ssmax_lab.model.saving import lm_of_shapes
+from ssmax_lab.model.model import lm_of_shapes
 from ssmax_lab.train.config import TrainConfig
 
 PEAK_TFLOPS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L40": 181, "4090": 165}

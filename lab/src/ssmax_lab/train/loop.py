@@ -20,8 +20,7 @@ from ssmax._progress import clock, log_progress
 from ssmax.errors import MachineError, NonfiniteError, UsageError
 from ssmax_lab.data.stream import prefetched
 from ssmax_lab.model import LM, LMConfig, save_lm
-from ssmax_lab.model.model import is_of_the_rule
-from ssmax_lab.model.saving import lm_of_shapes
+from ssmax_lab.model.model import is_of_the_rule, lm_of_shapes
 from ssmax_lab.records import METRICS, Provenance, read_metrics
 from ssmax_lab.train import checkpoint
 from ssmax_lab.train.checkpoint import TrainState, save_checkpoint

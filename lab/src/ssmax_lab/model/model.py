@@ -250,13 +250,11 @@ class LM(nn.Module):
         top_p: float | None = None,
         stop_tokens: Sequence[int] = (),
         generator: torch.Generator | None = None,
-        decoder: str = "auto",
     ) -> Iterator[list[int | None]]:
         """Yield each step's token for every prompt, None for one that has stopped.
 
         `temperature` 0 takes the likeliest token. `top_k` keeps the k likeliest, `top_p` the
-        likeliest that together reach that probability. `decoder` is plain, or cuda_graph: a CUDA
-        graph, which `auto` takes for 64 new tokens and more.
+        likeliest that together reach that probability.
         """
         # Here: training needs none of it.
         from ssmax_lab.model import generation
@@ -265,11 +263,10 @@ class LM(nn.Module):
         if max_new_tokens < 0:
             raise UsageError(f"max_new_tokens must be at least 0, got {max_new_tokens}")
         weight = self.embedding.weight
-        kind = generation.decoder_kind(decoder, weight, max_new_tokens)
         tokens_BT, keep_BT = generation.left_padded(prompts, self.config.vocab_size, weight.device)
         # A tensor's elements are told apart by what they are, not by what they hold.
         stop = frozenset(map(int, stop_tokens))
-        return generation.decode(self, kind, tokens_BT, keep_BT, max_new_tokens, choose, stop)
+        return generation.decode(self, tokens_BT, keep_BT, max_new_tokens, choose, stop)
 
     def _shared(
         self,

@@ -82,7 +82,7 @@ def test_who_names_a_text_or_trains_a_little_gets_the_plan(home, capsys, typed):
 
 
 def test_what_is_computed_needs_no_text(home, capsys):
-    assert cli.run(["reproduce", "--preset", "gpu", "--only", "figure1", "--no-open"]) == 0
+    assert cli.run(["reproduce", "--preset", "gpu", "--only", "figure1"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -59,14 +59,14 @@ def main() -> None:
             command = [
                 sys.executable,
                 "-m",
-                "ssmax",
+                "ssmax_lab",
                 "pretrain",
                 "--preset",
                 preset,
                 "--config",
                 "b",
             ]
-            command += ["--data", str(arguments.tokens), "--runs", folder, "--name", run]
+            command += ["--data", str(arguments.tokens), "--out", f"{folder}/{run}"]
             for change in ("run.steps=2", "run.metrics_every=1", "schedule.warmup_steps=1"):
                 command += ["--set", change]
             times[name] = seconds_to_first_step(

@@ -389,8 +389,7 @@ class _Phase:
         raise NonfiniteError(
             f"the loss or its gradient was not finite at step {step}; "
             + (f"the last good checkpoint is {kept}; " if kept else "there is no checkpoint yet; ")
-            + "resume with --on-nonfinite skip (in a study --set run.on_nonfinite=skip), or start "
-            "again with a lower learning rate"
+            + "resume with --set run.on_nonfinite=skip, or start again with a lower learning rate"
         )
 
     def _show(self, rate: float) -> None:

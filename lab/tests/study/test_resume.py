@@ -172,7 +172,7 @@ def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path
         (
             "results/a-0/sharpness.jsonl",
             "",
-            r"empty; take away done/loss-a-0.json",
+            r"empty; without done/loss-a-0.json",
         ),
         ("runs/a-0/metrics.jsonl", '{"kind": "st', r"metrics.jsonl has no steps"),
         ("runs/a-0/config.json", "{", r"config.json is not the record of a run"),

@@ -171,8 +171,7 @@ def unpacked(archive: Path) -> Iterator[Path]:
             yield Path(folder)
         except UsageError as error:
             # Who reads it has the archive, not the folder.
-            words = str(error).replace(f"{folder}/", "").replace(folder, "it")
-            raise UsageError(f"{archive}: {words}") from None
+            raise UsageError(f"{archive}: {str(error).replace(folder, 'it')}") from None
 
 
 def _read_part(findings: Findings, folder: Path, part: str) -> None:
@@ -185,21 +184,18 @@ def _read_part(findings: Findings, folder: Path, part: str) -> None:
         for file, one in RECORD_FILES.items():
             path, job = results / file, f"{one.job}-{name}-{seed}"
             # A study of before a measurement existed goes without it.
-            if job in done and path.is_file():
-                records = read_jsonl(path, one.kind)
-                if not records:
-                    raise UsageError(
-                        f"{path} is empty; take away {DONE}/{job}.json, and ssmax-lab reproduce "
-                        "does that job again"
-                    )
-                # Those that other settings left do not count.
-                last = records[-1].provenance.config_hash
-                records = [record for record in records if record.provenance.config_hash == last]
-                is_one = one.kind in (PositionLoss, Sharpness, RetrievalGrid)
-                found = getattr(findings, one.findings).setdefault(name, {})
-                found[replica] = records[-1] if is_one else records
-                words = f"{path.stem.replace('_', ' ')}, {name}, {replica}"
-                findings.provenances.append((words, records[-1].provenance))
+            if job not in done or not path.is_file():
+                continue
+            records = read_jsonl(path, one.kind)
+            if not records:
+                raise UsageError(f"{path} is empty; without {DONE}/{job}.json it is measured again")
+            # Those that other settings left do not count.
+            last = records[-1].provenance
+            records = [each for each in records if each.provenance.config_hash == last.config_hash]
+            is_one = one.kind in (PositionLoss, Sharpness, RetrievalGrid)
+            found = getattr(findings, one.findings).setdefault(name, {})
+            found[replica] = records[-1] if is_one else records
+            findings.provenances.append((f"{path.stem.replace('_', ' ')}, {name}, {replica}", last))
 
 
 def _folders(parent: Path) -> Iterator[tuple[Path, str, int]]:

@@ -106,9 +106,7 @@ def reproduce(
     study = study_named(preset)
     changes = read_overrides(set_ or [])
     for key in DECIDED & changes.keys():
-        raise UsageError(
-            f"{key} cannot be --set for all runs of a study: see --configs and --seeds"
-        )
+        raise UsageError(f"{key} differs between the runs of a study; see --configs and --seeds")
     study = study.with_settings(changes)
     figures = read_figures(only or [])
     if text is not None:

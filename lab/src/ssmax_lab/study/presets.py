@@ -109,8 +109,7 @@ class Study:
     @property
     def tokens_trained(self) -> int:
         """By one pretraining."""
-        run = self.pretraining.run
-        return run.steps * run.batch_size * self.train_length
+        return self.pretraining.run.steps * self.pretraining.tokens_per_step
 
     @property
     def test_constant(self) -> float:

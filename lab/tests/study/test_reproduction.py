@@ -245,10 +245,12 @@ def scheduled(tiny, tokens, tmp_path):
         start_new_session=True,
     )
     metrics = folder / "runs" / "a-0" / "metrics.jsonl"
-    until(lambda: metrics.exists() and metrics.stat().st_size)
-    yield study, folder, process
-    process.kill()
-    process.communicate()
+    try:
+        until(lambda: metrics.exists() and metrics.stat().st_size)
+        yield study, folder, process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def until(is_so, seconds=60):

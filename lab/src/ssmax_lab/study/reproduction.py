@@ -175,13 +175,20 @@ def report(folder: Path, out: Path | None = None) -> tuple[list[Comparison], Pat
     """Judge what the folder of a study holds, and draw it there or in `out`."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
-    before = [dataclasses.replace(one, provenance=provenance) for one in findings.comparisons]
     judged = judge(findings, provenance)
-    # What comes out as it was keeps the commit and the date that it first came out at.
-    if judged != before:
+    # Verdicts that come out as they were keep the commit and the date that they came out at.
+    if list(map(_told, judged)) != list(map(_told, findings.comparisons)):
         write_whole(folder / VERDICTS, to_jsonl(judged))
-    findings.comparisons = judged
-    return judged, draw(findings, out or folder)
+        findings.comparisons = judged
+    return findings.comparisons, draw(findings, out or folder)
+
+
+def _told(one: Comparison) -> list[object]:
+    """Tell a comparison without the last digits, which differ from processor to processor."""
+    values = [getattr(one, field.name) for field in dataclasses.fields(one)]
+    return [
+        f"{x:.9g}" if isinstance(x, float) else x for x in values if not isinstance(x, Provenance)
+    ]
 
 
 def _check_folder(

@@ -96,10 +96,9 @@ def reproduce(
 
     If interrupted, the same command resumes.
     """
-    from ssmax_lab.data.sources import EMBEDDED
     from ssmax_lab.records import LOGS
     from ssmax_lab.study.plan import is_computed, read_figures
-    from ssmax_lab.study.presets import check_embedded_is_enough, check_source, study_named
+    from ssmax_lab.study.presets import check_source, check_text_is_given, study_named
     from ssmax_lab.train.config import read_overrides
     from ssmax_lab.train.question_sources import check_files, with_full_paths
 
@@ -113,8 +112,8 @@ def reproduce(
         if data is not None:
             raise UsageError("--text and --data both name the text to train on; give one of them")
         study = dataclasses.replace(study, source=check_source(text))
-    elif data is None and study.source == EMBEDDED and not is_computed(figures):
-        check_embedded_is_enough(preset, study.tokens_trained)
+    elif data is None and not is_computed(figures):
+        check_text_is_given(study)
     if questions is not None:
         check_files(questions)
         study = study.with_questions(with_full_paths(questions))

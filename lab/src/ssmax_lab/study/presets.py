@@ -15,11 +15,6 @@ from ssmax_lab.train.config import TrainConfig
 from ssmax_lab.train.question_sources import digits_taught
 from ssmax_lab.train.recipes import DEFAULT_TEXT, PRETRAINING
 
-MOST_READS = 4
-"""Text read more often than this teaches a model little more (arXiv 2305.16264)."""
-EMBEDDED_TOKENS = 4_000_000
-"""About as many GPT-2 tokens has the embedded text."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
@@ -373,17 +368,15 @@ def study_named(name: str) -> Study:
     return dataclasses.replace(study.with_settings(VARIANTS[preset][variant]), preset=name)
 
 
-def check_embedded_is_enough(preset: str, tokens: int) -> None:
-    """Refuse to train so long on the embedded text where nobody asked for that text."""
-    if tokens <= MOST_READS * EMBEDDED_TOKENS:
-        return
-    raise UsageError(
-        f"the {preset} preset would read the embedded text (Python's standard library) "
-        f"{tokens / EMBEDDED_TOKENS:.0f} times. Give another, as in: ssmax-lab reproduce --preset "
-        f"{preset} --text FOLDER (files of .txt, .jsonl or .parquet), --text {HUB}NAME (a dataset "
-        "of Hugging Face), or --data FOLDER (what ssmax-lab data prepare wrote); --text "
-        f"{EMBEDDED} takes the embedded text all the same"
-    )
+def check_text_is_given(study: Study) -> None:
+    """Refuse a larger preset without a text: it would read the embedded one many times."""
+    if study.source == EMBEDDED and study.preset.partition(":")[0] != "quick":
+        raise UsageError(
+            f"the {study.preset} preset wants a text: --text FOLDER (files of .txt, .jsonl or "
+            f".parquet), --text {HUB}NAME (a dataset of Hugging Face), or --data FOLDER (what "
+            f"ssmax-lab data prepare wrote); --text {EMBEDDED} takes Python's standard library, "
+            "which it reads over and over"
+        )
 
 
 def check_source(source: str) -> str:

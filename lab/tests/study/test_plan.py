@@ -97,7 +97,6 @@ def test_figures_are_read_as_people_write_them():
     [
         (lambda: plan(small(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
         (lambda: plan(small(), configurations=["temprature"]), "did you mean 'temperature'"),
-        (lambda: plan(small(), seeds=0), "at least 1"),
         (lambda: plan(small(), configurations=["a"], figures=[2]), "nothing to do"),
         (lambda: read_figures(["figure9"]), "figure1 to figure8"),
     ],

@@ -32,9 +32,9 @@ def reproduce(
         str | None, typer.Option(help="Configurations, as a,b,temperature; by default all.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds per configuration; by default the preset's.")
+        int | None, typer.Option(min=1, help="Seeds per configuration; by default the preset's.")
     ] = None,
-    first_seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,7 +70,7 @@ def reproduce(
     ] = None,
     set_: Sets = None,
     workers: Annotated[
-        int | None, typer.Option(help="Jobs side by side; by default the preset's.")
+        int | None, typer.Option(min=1, help="Jobs side by side; by default the preset's.")
     ] = None,
     launcher: Annotated[
         str, typer.Option(help='Before every training, as "torchrun --nproc-per-node 8".')

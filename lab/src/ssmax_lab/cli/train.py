@@ -152,7 +152,7 @@ def generate(
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="Number of new tokens, at most.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="New tokens, at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
@@ -175,8 +175,6 @@ def generate(
             "--top-k and --top-p choose among what is drawn, and at --temperature 0 nothing is; "
             "give --temperature above 0"
         )
-    if max_new_tokens < 0:
-        raise UsageError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
     here = select_device(device)
     import torch
 

@@ -15,12 +15,15 @@ _DRAWN_FROM = {2: "pretrain", 4: "pretrain", 5: "loss", 6: "needle", 7: "needle"
 """The kind of job that each figure is drawn from; 1 and 3 are mathematics."""
 
 
+TRAINED, MEASURED = ("pretrain", "finetune"), ("loss", "needle")
+"""Kinds of jobs; "data" prepares the text of all."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One piece of work that leaves its result on disk."""
 
     kind: str
-    """data, pretrain, finetune, loss or needle."""
     configuration: str = ""
     seed: int = 0
     needs: tuple[str, ...] = ()
@@ -80,16 +83,12 @@ def plan(
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs, and
     `has_text` the preparing of the text.
     """
-    if first_seed < 0:
-        raise UsageError(f"first_seed must be at least 0, got {first_seed}")
     chosen = list(configurations or CONFIGURATIONS)
     for name in chosen:
         if name not in CONFIGURATIONS:
             raise UsageError(
                 f"there is no configuration {name!r}" + nearest(name, list(CONFIGURATIONS))
             )
-    if seeds is not None and seeds < 1:
-        raise UsageError(f"seeds must be at least 1, got {seeds}")
     # Where retrieval is taught in pretraining nothing is taught later, and (e) is nothing but (a).
     count = {
         name: 0
@@ -147,7 +146,7 @@ def _kinds(name: str, figures: Sequence[int] | None) -> Iterator[str]:
         return
     if CONFIGURATIONS[name].is_pretrained and (figures is None or 4 in figures):
         yield "pretrain"
-    for kind in ("loss", "needle"):
+    for kind in MEASURED:
         if figures is None or kind in map(_DRAWN_FROM.get, figures):
             yield kind
 

@@ -31,7 +31,7 @@ from ssmax_lab.records import (
 from ssmax_lab.report.study_page import draw
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.partial import check_archive, check_same_study, pack
-from ssmax_lab.study.plan import Job, done_mark, plan, side_by_side
+from ssmax_lab.study.plan import MEASURED, TRAINED, Job, done_mark, plan, side_by_side
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy
 from ssmax_lab.train.recipes import check_gpu
@@ -95,10 +95,6 @@ def reproduce(
         has_text=data is not None,
     )
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
-    if many < 1:
-        raise UsageError(f"workers must be at least 1, got {many}")
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise UsageError(f"minutes must be more than 0 and finite, got {minutes:g}")
     if records is not None:
         check_archive(records)
         check_folder(records.parent)
@@ -119,16 +115,11 @@ def reproduce(
     make_folder(folder)
 
     def command_of(job: Job) -> list[str]:
-        is_trained, is_measured = (
-            job.kind in ("pretrain", "finetune"),
-            job.kind in ("loss", "needle"),
-        )
+        is_trained, is_measured = job.kind in TRAINED, job.kind in MEASURED
+        start = launcher if launcher and is_trained else [sys.executable]
         read = test if is_measured and test is not None else text
-        return [
-            *(launcher if launcher and is_trained else [sys.executable]),
-            *("-m", "ssmax_lab.study.jobs", str(folder), job.name, "--data", str(read)),
-            *(["--device", device] if device else []),
-        ]
+        words = [*start, "-m", "ssmax_lab.study.jobs", str(folder), job.name, "--data", str(read)]
+        return words + (["--device", device] if device else [])
 
     def keep_records() -> None:
         # The text may have been prepared just now.

@@ -16,7 +16,7 @@ from typing import Literal
 from ssmax._files import make_folder
 from ssmax._progress import clock, log_progress, roughly
 from ssmax_lab.records import LOGS
-from ssmax_lab.study.plan import Job, done_mark, side_by_side
+from ssmax_lab.study.plan import TRAINED, Job, done_mark, side_by_side
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -53,7 +53,7 @@ class Running:
         if found:
             self.words, done, total = found[-1]
             # A measurement has several parts, and counts when it has ended.
-            if self.job.kind in ("pretrain", "finetune"):
+            if self.job.kind in TRAINED:
                 self.share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
                 if self.reported is None:
                     self.reported, self.first_share = time.monotonic(), self.share

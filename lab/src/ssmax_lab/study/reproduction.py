@@ -105,9 +105,10 @@ def reproduce(
         text_to_measure(measured, is_for_tests=test is not None)
     text = (data or folder / TEXT).resolve()
     test = test.resolve() if test is not None else None
-    _check_folder(study, folder, text, test, is_own_text=data is None)
+    shards = _shards(text, test)
+    _check_folder(study, folder, shards, is_own_text=data is None)
     left = [job for job in jobs if not done_mark(folder, job).is_file()]
-    print("\n".join(_plan_lines(study, folder, jobs, left, many, text, test)))
+    print("\n".join(_plan_lines(study, folder, jobs, left, many, shards)))
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
@@ -123,7 +124,7 @@ def reproduce(
 
     def keep_records() -> None:
         # The text may have been prepared just now.
-        _write(study, folder, text, test, command)
+        _write(study, folder, _shards(text, test), command)
         if records is not None:
             pack(folder, records)
 
@@ -136,7 +137,7 @@ def reproduce(
     if study.workers_per_core:
         environment["OMP_NUM_THREADS"] = str(max(1, cores() // many))
     with locked(folder) if left else nullcontext():
-        _write(study, folder, text, test, command)
+        _write(study, folder, shards, command)
         scheduler = Scheduler(
             folder,
             jobs,
@@ -183,7 +184,7 @@ def _told(one: Comparison) -> list[object]:
 
 
 def _check_folder(
-    study: Study, folder: Path, text: Path, test: Path | None, *, is_own_text: bool
+    study: Study, folder: Path, shards: Mapping[str, ShardSet], *, is_own_text: bool
 ) -> None:
     """Refuse the folder of another study: numbers may not come from two."""
     if (folder / PARTS).is_dir():
@@ -191,13 +192,12 @@ def _check_folder(
             f"{folder} holds merged parts, behind which new work would be hidden; give another "
             "--out, and merge its --records into this one"
         )
-    here = _values(study, text, test)
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise UsageError(f"{folder} holds something that is no study; give another --out")
         return
     there = read_study_file(folder)
-    check_same_study(there, here, folder, advice="give another --out")
+    check_same_study(there, _values(study, shards), folder, advice="give another --out")
     if is_own_text and there["study"]["source"] != study.source:
         raise UsageError(
             f"{folder} was begun with --text {there['study']['source']}, not {study.source}; go on "
@@ -212,26 +212,25 @@ def _shards(text: Path, test: Path | None) -> dict[str, ShardSet]:
         found["data"] = ShardSet.open(text / TRAIN)
     with suppress(UsageError):
         found["test"] = ShardSet.open(text_to_measure(test or text, is_for_tests=test is not None))
+    if len({one.vocabulary.hash for one in found.values()}) > 1:
+        raise UsageError(
+            f"{test} holds tokens of {found['test'].vocabulary.name!r}, {text} of "
+            f"{found['data'].vocabulary.name!r}; prepare both with one tokenizer"
+        )
     return found
 
 
-def _values(study: Study, text: Path, test: Path | None) -> dict[str, Any]:
+def _values(study: Study, shards: Mapping[str, ShardSet]) -> dict[str, Any]:
     """Describe the study for its file, with the fingerprints of its tokens."""
-    shards = _shards(text, test)
-    if len({one.vocabulary.hash for one in shards.values()}) > 1:
-        raise UsageError(
-            f"{test} holds tokens of {shards['test'].vocabulary.name!r}, {text} of "
-            f"{shards['data'].vocabulary.name!r}; prepare both with one tokenizer"
-        )
     texts = {name: one.fingerprint for name, one in shards.items()}
     return {"study": study.to_dict(), "texts": texts}
 
 
-def _write(study: Study, folder: Path, text: Path, test: Path | None, command: str) -> None:
+def _write(study: Study, folder: Path, shards: Mapping[str, ShardSet], command: str) -> None:
     """Write the study, with all commands that it ever had."""
     before = read_study_file(folder)["commands"] if (folder / STUDY).exists() else []
     commands = list(dict.fromkeys([*before, *filter(None, [command])]))
-    values = {**_values(study, text, test), "commands": commands}
+    values = {**_values(study, shards), "commands": commands}
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 
 
@@ -241,8 +240,7 @@ def _plan_lines(
     jobs: Sequence[Job],
     left: Sequence[Job],
     workers: int,
-    text: Path,
-    test: Path | None,
+    shards: Mapping[str, ShardSet],
 ) -> Iterator[str]:
     """Say what there is to do, of which text, and how long it takes."""
     yield f"study {study.preset!r} in {folder}"
@@ -255,7 +253,6 @@ def _plan_lines(
     if not left:
         yield "all of it is done; the page is drawn again"
         return
-    shards = _shards(text, test)
     learned = f"{study.source!r}, not prepared yet; --text takes another"
     if "data" in shards:
         have = shards["data"].num_tokens

@@ -66,8 +66,8 @@ def test_parts_are_made_packed_merged_and_judged(tiny, tokens, tmp_path, tmp_pat
     assert "made in parts" in told and "(a) softmax, 2 runs" in told and "SSMax, 1 run<" in told
 
     # yarn is (a) with another rule: its own loss, from no training of its own.
-    losses = findings.position_losses
-    assert losses["yarn"][Replica(0, "p")].mean != losses["a"][Replica(0, "p")].mean
+    losses = read_findings(tmp_path / "p").position_losses
+    assert losses["yarn"][Replica(0)].mean != losses["a"][Replica(0)].mean
     assert not (tmp_path / "p" / "runs" / "yarn-0").exists()
 
     with pytest.raises(ValueError, match="holds merged parts"):

@@ -42,8 +42,8 @@ _FOLDERS = re.compile(r"""(?<=[\s"'=:+])/(?:[^\s"+]*/)?""")
 """The folders that a full path leads through, in a text of JSON."""
 _HOW = set(MAY_CHANGE) - {"run.steps"}
 """Settings that change how a run is computed; how far it goes decides its numbers."""
-_WHERE = {"source", "seeds", "seconds", "measured_on", "workers_per_core"}
-"""Settings of a study that decide no number."""
+_WHERE = {"source", "seeds", "seconds", "measured_on", "workers_per_core", "trains_alone"}
+"""Settings of a study that decide no number; the last stands in older records alone."""
 
 
 def check_archive(path: Path) -> None:

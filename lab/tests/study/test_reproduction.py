@@ -81,7 +81,7 @@ def test_a_study_from_text_to_page_and_again(tiny, tmp_path, capfd, caplog):
     other = dataclasses.replace(tiny, digits=3)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(other, folder)
-    with pytest.raises(ValueError, match="was begun with other tokens"):
+    with pytest.raises(ValueError, match="no prepared tokens"):
         reproduce(tiny, folder, data=tmp_path)
 
 

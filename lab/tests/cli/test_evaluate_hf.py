@@ -167,7 +167,7 @@ def test_a_copy_with_another_theta_in_its_config_is_measured_with_it(home):
     [
         ("sharpness", "give one thing to measure"),
         ("sharpness base --hf base", "give one thing to measure"),
-        ("sharpness runs/x --adapter adapter", "go with --hf"),
+        ("sharpness runs/x --adapter adapter", "goes with --hf"),
         (
             "sharpness --hf base --rule ssmax",
             "ssmax convert base OUT --rule ssmax",

@@ -117,8 +117,8 @@ def needles(run, share):
 def test_the_sentence_follows_from_the_numbers(after, share, inside, said):
     """A text that is cut to the trained length has the loss of its last octave."""
     first, _, last = extension_verdict(
-        (loss("one", 4.0, 3.5, 6.0), needles("one", 0.0)),
-        (loss("two", *after), needles("two", share)),
+        [loss("one", 4.0, 3.5, 6.0), *needles("one", 0.0)],
+        [loss("two", *after), *needles("two", share)],
         train_length=128,
     )
     assert inside in first and last.startswith(said)

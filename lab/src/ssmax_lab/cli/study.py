@@ -105,12 +105,12 @@ def reproduce(
 
     If interrupted, the same command resumes.
     """
+    from ssmax_lab.data.qa import check_files, with_full_paths
     from ssmax_lab.data.sources import EMBEDDED
     from ssmax_lab.records import LOGS
     from ssmax_lab.study.plan import is_computed, read_figures
     from ssmax_lab.study.presets import check_embedded_is_enough, check_source, study_named
     from ssmax_lab.train.config import read_overrides
-    from ssmax_lab.train.question_sources import check_files, with_full_paths
 
     study = study_named(preset)
     changes = read_overrides(set_ or [])

@@ -82,7 +82,7 @@ def pretrain(
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
     if dry_run:
-        from ssmax_lab.train.plan import plan_words
+        from ssmax_lab.train.cost import plan_words
 
         print(plan_words(settings, folder.name))
         return 0
@@ -121,7 +121,7 @@ def finetune(
     """Fine-tune a run on questions, as in table 3."""
     from ssmax._device import check_device
     from ssmax.nn.rules import RULES
-    from ssmax_lab.train.question_sources import check_files
+    from ssmax_lab.data.qa import check_files
     from ssmax_lab.train.run import named_folder, read_run_config, with_name
 
     overrides = _overrides(file, set_, on_nonfinite)
@@ -185,7 +185,7 @@ def generate(
     here = select_device(device)
     import torch
 
-    from ssmax_lab.data.tokenizer import IncrementalDetokenizer
+    from ssmax_lab.data.tokenizer import UNKNOWN
     from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
@@ -199,8 +199,8 @@ def generate(
     if theta is not None:
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
-    text = IncrementalDetokenizer(tokenizer.decode) if len(prompts) == 1 else None
-    unprinted = prompts[0]
+    is_alone, printed = len(prompts) == 1, 0
+    print(prompts[0] if is_alone else "", end="")
     for step in model.stream(
         encoded,
         max_new_tokens,
@@ -213,14 +213,15 @@ def generate(
         for row, token in zip(new, step, strict=True):
             if token is not None:
                 row.append(token)
-                if text is not None:
-                    print(unprinted + text.add(token), end="", flush=True)
-                    unprinted = ""
-    if text is not None:
-        print(unprinted + text.finish())
-    else:
-        for prompt, row in zip(prompts, new, strict=True):
-            print(f"{prompt}{tokenizer.decode(row)}\n---")
+        # What may be half a character is held back.
+        if is_alone and not (text := tokenizer.decode(new[0])).endswith(UNKNOWN):
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+    if is_alone:
+        print(tokenizer.decode(new[0])[printed:])
+        return
+    for prompt, row in zip(prompts, new, strict=True):
+        print(f"{prompt}{tokenizer.decode(row)}\n---")
 
 
 def export(folder: Run, out: Out, json_: Json = False) -> None:

@@ -20,7 +20,8 @@ from numpy.typing import ArrayLike
 from ssmax._files import check_folder, make_folder, whole_file, write_whole
 from ssmax.errors import MachineError, UsageError
 from ssmax_lab.analysis.findings import read_study_file, unpacked
-from ssmax_lab.data.token_files import TOKENS
+from ssmax_lab.data.qa import is_path, question_sources
+from ssmax_lab.data.sources import TOKENS
 from ssmax_lab.records import (
     ARCHIVE,
     DONE,
@@ -41,8 +42,7 @@ from ssmax_lab.records import (
     to_jsonl,
 )
 from ssmax_lab.study.presets import is_local
-from ssmax_lab.train.config import MAY_CHANGE, flat
-from ssmax_lab.train.question_sources import is_path, question_sources
+from ssmax_lab.train.config import MAY_CHANGE, TrainConfig, flat
 
 QUESTIONS = "questions"
 """Among the texts of a study, its files of questions."""
@@ -258,9 +258,11 @@ def identity(study: Mapping[str, Any]) -> str:
     decides = {
         key: value for key, value in json.loads(json.dumps(study)).items() if key not in _WHERE
     }
+    # A setting that there no longer is was never changed by what there is.
+    deciding = flat(TrainConfig().to_dict()).keys() - _HOW
     for name in ("pretraining", "finetuning"):
         settings = flat(decides[name]).items()
-        decides[name] = {key: value for key, value in settings if key not in _HOW}
+        decides[name] = {key: value for key, value in settings if key in deciding}
     decides["questions"] = [
         "a file" if is_path(source) else source for source in question_sources(decides["questions"])
     ]

@@ -9,10 +9,9 @@ from typing import Any
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.formulas import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS
-from ssmax_lab.data.sources import EMBEDDED, HUB
-from ssmax_lab.data.token_files import TOKENS
+from ssmax_lab.data.qa import digits_taught
+from ssmax_lab.data.sources import EMBEDDED, HUB, TOKENS
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.question_sources import digits_taught
 from ssmax_lab.train.recipes import DEFAULT_TEXT, PRETRAINING
 
 MOST_READS = 4

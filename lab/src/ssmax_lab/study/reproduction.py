@@ -14,9 +14,9 @@ from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import read_findings, read_study_file
-from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.preparation import cores, text_to_measure
+from ssmax_lab.data.qa import is_path, question_sources
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.data.workers import cores
 from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
 from ssmax_lab.report.study_page import draw
 from ssmax_lab.study.claims import judge
@@ -32,7 +32,6 @@ from ssmax_lab.study.plan import (
 from ssmax_lab.study.presets import Study
 from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.question_sources import is_path, question_sources
 from ssmax_lab.train.recipes import check_gpu
 
 WORDS = {

@@ -370,8 +370,7 @@ class Training:
                 raise NonfiniteError(
                     f"the loss or its gradient was not finite at step {step}; "
                     f"the last good checkpoint is {kept or 'not yet written'}; resume with "
-                    "--on-nonfinite skip (in a study --set run.on_nonfinite=skip), or start again "
-                    "with a lower learning rate"
+                    "--set run.on_nonfinite=skip, or start again with a lower learning rate"
                 )
         rate = self._waiting[-1][1]
         self._waiting.clear()

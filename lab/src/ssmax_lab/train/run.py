@@ -142,16 +142,6 @@ def resumed_config(folder: Path, overrides: Mapping[str, Any]) -> TrainConfig:
     return changed
 
 
-def named_folder(runs: Path, name: str) -> Path:
-    """Return the folder of the run called `name`; a name that is not one folder name is refused."""
-    if not name or name in (".", "..") or any(letter in name for letter in "/\\\0"):
-        raise UsageError(
-            f"the name of a run must be that of one folder, without separators, got {name!r}; "
-            "the folder that holds the runs is chosen by --runs"
-        )
-    return runs / name
-
-
 def with_name(folder: Path) -> Path:
     """Make a path end in the folder's name, also where it is "." or ".."; a link keeps its."""
     return folder.resolve() if folder.name in ("", "..") else folder

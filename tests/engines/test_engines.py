@@ -126,8 +126,8 @@ CELLS = [
     for stored in engine.stored
     for weights in engine.weights
 ]
-# The longest first, so that no worker is left with them at the end.
-CELLS.sort(key=lambda cell: cell.model != REAL)
+# A worker keeps what it has computed of a model. The longest first.
+CELLS.sort(key=lambda cell: list(MODELS).index(cell.model), reverse=True)
 
 
 @pytest.fixture(scope="module")
@@ -236,12 +236,6 @@ needs_real = pytest.mark.skipif(
 )
 
 
-def of(name, case, identity):
-    """A case that one worker runs with the others of its model, whose reference it has."""
-    marks = [pytest.mark.xdist_group(name), *([needs_real] if name == REAL else [])]
-    return pytest.param(case, marks=marks, id=identity)
-
-
 def options_of(cell):
     return cell.engine.options | ({"dtype": cell.dtype} if cell.dtype else {})
 
@@ -251,7 +245,11 @@ def is_within(error, largest, mean):
     return error.mean() < 2 * mean + 1e-5 and error.max() < 4 * largest + 1e-4
 
 
-@pytest.mark.parametrize("cell", [of(each.model, each, str(each)) for each in CELLS])
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(each, marks=needs_real if each.model == REAL else (), id=str(each))
+     for each in CELLS],
+)  # fmt: skip
 def test_an_engine_computes_what_we_do(cell, home, tmp_path):
     """A prompt of 4,000 tokens in chunks, 200 steps in a batch of unequal prompts, again from a
     cached prefix."""
@@ -305,7 +303,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [of(REAL, each, each) for each in FAULTS])
+@needs_real
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_beyond_what_any_control_allowed(fault, home):
     """Computed here, and held to what every engine may err by on the real model in float32."""
     model = copy.deepcopy(model_of(REAL, home))

@@ -119,7 +119,6 @@ def as_softmax(model):
     ssmax.hf.convert(ssmax.hf.revert(model), rule="temperature")
     for layer, factor_H in zip(model.model.layers, factors, strict=True):
         layer.self_attn.ssmax.s.copy_(factor_H)
-    return model
 
 
 def place(name, home: Path, *about):
@@ -138,18 +137,21 @@ def saved(name, home: Path, dtype):
             save_lm(MODELS[name](), run / "model")
         assert cli.run(["export", str(run), str(folder)]) == 0
         return folder
-    if name in (REAL, CONTROL) and dtype == "float32":
+    if name == REAL and dtype == "float32":
         model, tokenizer = smollm2()
-        (as_softmax(model) if name == CONTROL else model).save_pretrained(folder)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
     if name in (*RUNS, REAL, CONTROL):
-        model, files = model_of(name, home), saved(name, home, "float32")
+        like = REAL if name == CONTROL else name
+        model, files = copy.deepcopy(model_of(like, home)), saved(like, home, "float32")
+        if name == CONTROL:
+            as_softmax(model)
         tokenizer, about = ((files / each).read_text() for each in TOKENIZER_FILES)
     else:
         model, tokenizer = MODELS[name](), TOKENIZER.to_str()
         about = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     for file, content in zip(TOKENIZER_FILES, (tokenizer, about), strict=True):
         (folder / file).write_text(content)
     return folder

@@ -186,7 +186,8 @@ def _started(
     finally:
         process.terminate()
         try:
-            process.wait(SECONDS_TO_STOP)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_STOP)
         finally:
             # Its workers too, and itself where somebody still reads its answers.
             with suppress(ProcessLookupError, PermissionError):

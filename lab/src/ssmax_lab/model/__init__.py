@@ -11,17 +11,7 @@ if TYPE_CHECKING:
     from ssmax_lab.model.config import LMConfig as LMConfig
     from ssmax_lab.model.llama import to_llama_weights as to_llama_weights
     from ssmax_lab.model.model import LM as LM
-    from ssmax_lab.model.saving import load_lm as load_lm
-    from ssmax_lab.model.saving import save_lm as save_lm
-
-_HOME_OF = {
-    "LM": "model",
-    "LMConfig": "config",
-    "load_lm": "saving",
-    "save_lm": "saving",
-    "to_llama_weights": "llama",
-}
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
-    __all__ = sorted(_HOME_OF)
+    from ssmax_lab.model.model import load_lm as load_lm
+    from ssmax_lab.model.model import save_lm as save_lm
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

@@ -344,10 +344,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "run.micro_batch": 48,
             **_decaying(400),
         },
-        # With the factor of (a)'s queries at (c)'s mean, and half way there.
-        "gain-2": {"model.query_gain": 2.3},
-        "gain-5": {"model.query_gain": 5.25},
-        "scale-lr": {"optim.scale_lr": 10.0},
+        # For initial logit scales and the rates of s and b: fewer tokens, more seeds.
+        "scales": {"run.steps": 1400},
     },
     "gpu": {
         "needles": {"data.needle_length": 256, "data.validation_windows": 0, **_decaying(800)},

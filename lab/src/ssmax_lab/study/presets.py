@@ -345,7 +345,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             **_decaying(400),
         },
         # For initial logit scales and the rates of s and b: fewer tokens, more seeds.
-        "scales": {"run.steps": 1400},
+        "scales": {"run.steps": 1300},
     },
     "gpu": {
         "needles": {"data.needle_length": 256, "data.validation_windows": 0, **_decaying(800)},

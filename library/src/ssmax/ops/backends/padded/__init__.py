@@ -43,10 +43,11 @@ def padding_of(inputs: AttentionInputs) -> Padding | None:
     keep_BT = spec.key_padding_mask
     if (
         not inputs.on_gpu
+        # First: what follows breaks a graph, or would tie it to a length.
+        or torch.compiler.is_compiling()
         or type(keep_BT) is not Tensor
         or keep_BT.is_inference()
         or spec.num_queries < FEWEST_TOKENS
-        or torch.compiler.is_compiling()
         or torch.cuda.is_current_stream_capturing()
         or not (plain := _plain(inputs)).mask_spec.is_plain_causal
         or varlen.unsupported_reason(plain) is not None

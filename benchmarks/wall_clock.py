@@ -3,6 +3,7 @@
     python benchmarks/wall_clock.py                       # all parts, on CUDA or the CPU
     python benchmarks/wall_clock.py --only op --only hf   # some of them
     python benchmarks/wall_clock.py --quick               # the smallest case of each part
+    python benchmarks/wall_clock.py --case "both ways" --case "prompt 512"   # cases by their names
 
 Three competitors take turns in one process: softmax (`scaled_dot_product_attention`, cuDNN's kernel
 first), the two lines that one would write (`q * factor`, log n made beforehand, then SDPA), and
@@ -79,11 +80,17 @@ CPU_STEPS = [Shape(1, 1, 1024, 12, 12, 64)]
 class Bench:
     """Times competitors in turns and keeps the rows."""
 
-    def __init__(self, device: str, name: str, turns: int, *, kernels: bool) -> None:
-        self.device, self.turns, self.kernels = device, turns, kernels
+    def __init__(
+        self, device: str, name: str, turns: int, *, kernels: bool, cases: list[str] | None = None
+    ) -> None:
+        self.device, self.turns, self.kernels, self.cases = device, turns, kernels, cases
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.provenance = Provenance.here(config={"turns": turns}, device=name, seed=SEED)
         self.rows: list[BenchmarkRow] = []
+
+    def wants(self, case: str) -> bool:
+        """True for all cases, or those of which a part of the name was asked for."""
+        return not self.cases or any(part in case for part in self.cases)
 
     def compare(self, case: str, mode: str, runs: Runs, errors: dict[str, float] | None = None):
         """Wall-clock of every run, per call."""
@@ -188,6 +195,9 @@ def error_of(out: Tensor, q: Tensor, k: Tensor, v: Tensor, s: Tensor, *, is_caus
 
 def op(bench: Bench, shape: Shape, *, is_causal: bool = True, compiled: bool = True) -> None:
     """Measure ssmax_attention itself."""
+    case = f"{shape}" + ("" if is_causal else " both ways")
+    if not bench.wants(case):
+        return
     q = heads_of(bench, shape.batch, shape.heads, shape.queries, shape.head_dim)
     k, v = (heads_of(bench, shape.batch, shape.kv_heads, shape.keys, shape.head_dim) for _ in "kv")
     s = torch.full((shape.heads,), initial_s(shape.keys), device=bench.device, requires_grad=True)
@@ -207,7 +217,6 @@ def op(bench: Bench, shape: Shape, *, is_causal: bool = True, compiled: bool = T
         return ssmax_attention(q, k, v, s, is_causal=is_causal, enable_gqa=gqa)
 
     functions = {YARDSTICK: softmax, TWO_LINES: by_hand, OURS: ours}
-    case = f"{shape}" + ("" if is_causal else " both ways")
     errors = {
         name: error_of(function(q, k, v, s), q, k, v, s, is_causal=is_causal)
         for name, function in functions.items()
@@ -294,6 +303,9 @@ class Block(nn.Module):
 
 def layer(bench: Bench, batch: int, tokens: int, heads: int, layers: int, compiled: bool) -> None:
     """Measure SelfAttention alone, or a stack of blocks."""
+    case = f"B{batch} T{tokens} H{heads} D64, " + ("layer" if layers == 1 else f"{layers} blocks")
+    if not bench.wants(case):
+        return
     hidden_size = 64 * heads
 
     def stack(make: Callable[[], nn.Module]) -> nn.Module:
@@ -312,7 +324,6 @@ def layer(bench: Bench, batch: int, tokens: int, heads: int, layers: int, compil
     }
     x = torch.randn(batch, tokens, hidden_size, device=bench.device, dtype=bench.dtype)
     grad = torch.randn_like(x)
-    case = f"B{batch} T{tokens} H{heads} D64, " + ("layer" if layers == 1 else f"{layers} blocks")
     ways = {"eager": {name: narrow(model) for name, model in models.items()}}
     if compiled and bench.device == "cuda":
         torch.compiler.reset()
@@ -342,6 +353,9 @@ def layer(bench: Bench, batch: int, tokens: int, heads: int, layers: int, compil
 
 def decode(bench: Bench, batch: int, keys: int, heads: int) -> None:
     """Measure a cached step: RoPE and SDPA in eager code against ours, the op and the layer."""
+    case = f"B{batch} T1 S{keys} H{heads} D64, "
+    if not (bench.wants(case + "RoPE") or bench.wants(case + "layer")):
+        return
     q, k_new = (heads_of(bench, batch, heads, 1, 64).detach() for _ in "qk")
     k, v = (heads_of(bench, batch, heads, keys, 64).detach() for _ in "kv")
     s = torch.full((heads,), initial_s(keys), device=bench.device)
@@ -370,7 +384,7 @@ def decode(bench: Bench, batch: int, keys: int, heads: int) -> None:
 
     with fastest(1, bench.device), torch.no_grad():
         runs = {YARDSTICK: softmax, TWO_LINES: by_hand, OURS: ours}
-        bench.compare(f"B{batch} T1 S{keys} H{heads} D64, RoPE", "step, eager", runs)
+        bench.compare(case + "RoPE", "step, eager", runs)
         plain = PlainAttention(64 * heads, heads, keys, scales=False).to(bench.device, bench.dtype)
         attention = SelfAttention(64 * heads, heads, train_length=keys)
         attention = attention.to(bench.device, bench.dtype).eval()
@@ -392,15 +406,25 @@ def decode(bench: Bench, batch: int, keys: int, heads: int) -> None:
             return plain.o_proj(out.transpose(1, 2).flatten(-2))
 
         runs = {YARDSTICK: plain_step, OURS: lambda: attention(x, cache=cache)}
-        bench.compare(f"B{batch} T1 S{keys} H{heads} D64, layer", "step, eager", runs)
+        bench.compare(case + "layer", "step, eager", runs)
 
 
 def masks(bench: Bench) -> None:
     """Measure other masks, each against what an expert would call."""
+    windows(bench)
+    padding(bench)
+    op(bench, square(16, 1024, 12, 12, 64), is_causal=False, compiled=False)
+
+
+def windows(bench: Bench) -> None:
+    """Measure a causal window against FlexAttention."""
+    window, tokens = 4096, 16384
+    case = f"window {window} T{tokens} H16/4 D64"
+    if not bench.wants(case):
+        return
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     torch.compiler.reset()
-    window, tokens = 4096, 16384
     q, k, v = (heads_of(bench, 1, heads, tokens, 64) for heads in (16, 4, 4))
     s = torch.full((16,), initial_s(tokens), device=bench.device, requires_grad=True)
     log_n = torch.arange(1, tokens + 1, device=bench.device).clamp_max(window).float().log()
@@ -420,9 +444,11 @@ def masks(bench: Bench) -> None:
         return ssmax_attention(q, k, v, s, is_causal=True, window=window, enable_gqa=True)
 
     functions = {"flex (yardstick)": by_flex, "flex, two lines": by_flex_scaled, OURS: windowed}
-    _both_ways(bench, f"window {window} T{tokens} H16/4 D64", functions, (q, k, v, s))
-    del q, k, v
+    _both_ways(bench, case, functions, (q, k, v, s))
 
+
+def padding(bench: Bench) -> None:
+    """Measure padded rows against the call without padding, and SDPA with a mask."""
     batch, tokens = 4, 8192
     q, k, v = (heads_of(bench, batch, 12, tokens, 64) for _ in "qkv")
     s = torch.full((12,), initial_s(tokens), device=bench.device, requires_grad=True)
@@ -430,6 +456,9 @@ def masks(bench: Bench) -> None:
     pads = torch.tensor([0, 512, 1024, 2048], device=bench.device).unsqueeze(-1)
     index = torch.arange(tokens, device=bench.device)
     for side, keep in (("left", index >= pads), ("right", index < tokens - pads)):
+        case = f"{side} padding B{batch} T{tokens} H12 D64"
+        if not bench.wants(case):
+            continue
         both = keep[:, None, None, :] & (index <= index.unsqueeze(-1))
 
         def unpadded(q, k, v, s):
@@ -447,9 +476,7 @@ def masks(bench: Bench) -> None:
             OURS: padded,
         }
         with fastest(tokens, bench.device):
-            _both_ways(bench, f"{side} padding B{batch} T{tokens} H12 D64", functions, (q, k, v, s))
-    del q, k, v
-    op(bench, square(16, 1024, 12, 12, 64), is_causal=False, compiled=False)
+            _both_ways(bench, case, functions, (q, k, v, s))
 
 
 def _both_ways(bench: Bench, case: str, functions: dict[str, Callable], inputs: tuple) -> None:
@@ -489,6 +516,9 @@ def hf(bench: Bench, *, quick: bool) -> None:
         if name.endswith("ssmax.s"):
             nn.init.constant_(parameter, 0.16)
     for batch, tokens in [(2, 64)] if quick else [(8, 1024), (2, 8192)]:
+        case = f"Llama 135 M B{batch} T{tokens}"
+        if not bench.wants(case):
+            continue
         x = torch.randint(0, shape["vocab_size"], (batch, tokens), device=bench.device)
 
         def step(model: Any, x: Tensor = x) -> None:
@@ -499,7 +529,6 @@ def hf(bench: Bench, *, quick: bool) -> None:
             with torch.no_grad():
                 model(x, logits_to_keep=1)
 
-        case = f"Llama 135 M B{batch} T{tokens}"
         bench.compare(
             case, "training step, eager", {n: lambda m=m: step(m) for n, m in models.items()}
         )
@@ -507,6 +536,9 @@ def hf(bench: Bench, *, quick: bool) -> None:
     tokens = 16 if quick else 512
     slow = replace_turns(bench, 5)
     for batch in (1, 8):
+        case = f"Llama 135 M B{batch} prompt {tokens}" + (", left padded" if batch > 1 else "")
+        if not bench.wants(case):
+            continue
         x = torch.randint(0, shape["vocab_size"], (batch, tokens), device=bench.device)
         keep = torch.ones_like(x)
         for row in range(1, batch):
@@ -518,7 +550,6 @@ def hf(bench: Bench, *, quick: bool) -> None:
                 pad_token_id=0, eos_token_id=None,
             )  # fmt: skip
 
-        case = f"Llama 135 M B{batch} prompt {tokens}" + (", left padded" if batch > 1 else "")
         runs = {name: lambda m=m: generate(m) for name, m in models.items()}
         slow.compare(case, "generate 24 tokens, eager", runs)
     bench.rows += slow.rows
@@ -533,6 +564,9 @@ def replace_turns(bench: Bench, turns: int) -> Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, action="append", help="this part; by default all")
+    parser.add_argument(
+        "--case", action="append", help="cases whose names hold this; by default all"
+    )
     parser.add_argument("--quick", action="store_true", help="the smallest case of each part")
     parser.add_argument("--no-compile", action="store_true", help="eager code alone")
     parser.add_argument("--no-kernels", action="store_true", help="no CUDA graphs")
@@ -543,7 +577,8 @@ def main() -> None:
     if not on_gpu:
         torch.set_num_threads(1)
     turns = 3 if arguments.quick else TURNS
-    bench = Bench("cuda" if on_gpu else "cpu", name, turns, kernels=not arguments.no_kernels)
+    device, kernels = "cuda" if on_gpu else "cpu", not arguments.no_kernels
+    bench = Bench(device, name, turns, kernels=kernels, cases=arguments.case)
     torch.manual_seed(SEED)
     try:
         run_parts(bench, arguments)

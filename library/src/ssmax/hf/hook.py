@@ -20,7 +20,7 @@ from ssmax.nn import RULES, SSMaxScale
 from ssmax.ops.scale import Number
 from ssmax.ops.scale_query.api import scale_by_ssmax
 from ssmax.ops.scale_query.reference import scale_by_ssmax_reference, scale_query
-from ssmax.ops.visible import Ramp, is_tracing
+from ssmax.ops.visible import Ramp, is_eager, is_tracing
 
 ATTRIBUTE = "ssmax"
 OLDEST, NEWEST = (5, 1), (5, 23)
@@ -86,14 +86,14 @@ def _attend(
     """Call what Transformers would have called, the query scaled where the module has an ssmax."""
     scale = scale_of(module)
     if scale is not None:
-        # Two numbers need no launch; in a graph they would be those of the length it was made with.
-        in_graph = torch.compiler.is_compiling() or is_tracing()
         kind = kind_of(implementation)
         if is_split(function, kind):
             num_keys = count_split(kind, query, options)
         else:
+            # Two numbers need no launch; in a graph they would be those of its first length.
+            as_ramp = is_eager(query) or not (torch.compiler.is_compiling() or is_tracing())
             num_keys = count_keys(
-                kind, module, query, key, attention_mask, options, as_ramp=not in_graph
+                kind, module, query, key, attention_mask, options, as_ramp=as_ramp
             )
         for watch in _watchers:
 
@@ -171,9 +171,9 @@ def _plain_learned(scale: Any, query: Tensor) -> tuple[Number, Number | None] | 
     for name in rule.learned:
         value = scale._parameters.get(name)
         # Others are computed (by a parametrization, a hook), elsewhere (offloaded), or parts.
-        if value is None or value.device != query.device or hasattr(value, "to_local"):
+        if value is None or value.device != query.device or value.shape[0] != query.shape[1]:
             return None
-        if value.shape[0] != query.shape[1]:
+        if type(value) is not nn.Parameter and hasattr(value, "to_local"):
             return None
     return None if scale._forward_hooks or scale._forward_pre_hooks else rule.affine(scale)
 

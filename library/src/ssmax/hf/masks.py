@@ -125,9 +125,8 @@ def count_keys(
         return _remembered(mask, asked, lambda: spec_of().num_visible())
     if kind == "flash":
         spec = _flash_spec(module, query_BHQD, keys, mask, options)
-    else:
-        spec = _unmasked_spec(kind, module, query_BHQD, keys, options)
-    return (spec.ramp() if as_ramp else None) or spec.num_visible()
+        return (spec.ramp() if as_ramp else None) or spec.num_visible()
+    return _count_unmasked(kind, module, query_BHQD, keys, options, as_ramp)
 
 
 # In a graph this is one call (ssmax.hf.hook says so), and there remembers too.
@@ -186,10 +185,15 @@ def _remembered(mask: Any, asked: Any, count: Callable[[], Tensor]) -> Tensor:
     return found
 
 
-def _unmasked_spec(
-    kind: Kind, module: nn.Module, query: Tensor, keys: int, options: Mapping[str, Any]
-) -> MaskSpec:
-    """Say what eager code, FlexAttention, SDPA or an engine hides without a mask."""
+def _count_unmasked(
+    kind: Kind,
+    module: nn.Module,
+    query: Tensor,
+    keys: int,
+    options: Mapping[str, Any],
+    as_ramp: bool,
+) -> Count:
+    """Count by what eager code, FlexAttention, SDPA or an engine hides without a mask."""
     queries, device = query.shape[2], query.device
     if kind == "engine":
         if not isinstance(options.get("position_ids"), Tensor):
@@ -197,17 +201,21 @@ def _unmasked_spec(
                 "an engine's attention was called without position_ids, so n cannot be known; "
                 "run this model with sdpa, eager or flash attention"
             )
-        return _positions_spec(query, options)
+        return _positions_spec(query, options).num_visible()
     is_causal = kind == "eager" and _has_table(module, queries, options)
+    stands_at = None
     if kind == "sdpa" and queries > 1 and _is_causal(module, options):
         # From the upper left.
+        is_causal = True
         if queries > keys:
-            index = torch.arange(queries, device=device)
-            return MaskSpec(
-                num_queries=queries, num_keys=keys, is_causal=True, stands_at=index, device=device
-            )
-        keys, is_causal = queries, True
-    return MaskSpec(num_queries=queries, num_keys=keys, is_causal=is_causal, device=device)
+            stands_at = torch.arange(queries, device=device)
+        else:
+            keys = queries
+    if as_ramp and keys and queries and (queries <= keys or not is_causal):
+        return Ramp(keys - queries + 1 if is_causal else keys, keys)
+    return MaskSpec(
+        num_queries=queries, num_keys=keys, is_causal=is_causal, stands_at=stands_at, device=device
+    ).num_visible()
 
 
 def _has_table(module: nn.Module, queries: int, options: Mapping[str, Any]) -> bool:

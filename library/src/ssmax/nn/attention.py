@@ -22,8 +22,7 @@ from ssmax.ops.backends.eager import attention_weights
 from ssmax.ops.implementation import choose_impl
 from ssmax.ops.rope import rope_tables
 from ssmax.ops.rope_scale.api import rope_scale, rope_scale_by_kernel, rope_ssmax
-from ssmax.ops.scale_query.api import is_eager
-from ssmax.ops.visible import MaskSpec
+from ssmax.ops.visible import MaskSpec, is_eager
 from ssmax.ops.window import Window, window_pair
 
 

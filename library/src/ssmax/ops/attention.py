@@ -24,9 +24,9 @@ from ssmax.ops.scale import (
     check_num_keys,
     unchecked_ssmax_factor,
 )
-from ssmax.ops.scale_query.api import can_scale_by_kernel, is_eager, scale_by_kernel
+from ssmax.ops.scale_query.api import apply_scaling, scaling_of
 from ssmax.ops.scale_query.reference import scale_query
-from ssmax.ops.visible import MaskSpec, can_read_without_sync, mask_spec
+from ssmax.ops.visible import MaskSpec, can_read_without_sync, is_eager, mask_spec
 from ssmax.ops.window import Window
 
 UNREAD_EXPONENT = 4
@@ -73,7 +73,7 @@ def ssmax_attention(
     if is_plain and is_eager(q):
         options = (is_causal, window, scale, enable_gqa, dropout_p, backend)
         key = plans.key_of(q, k, v, s, bias, options)
-        plan = plans.find(key)
+        plan = plans.known.get(key)
         if plan is not None:
             return plan(q, k, v, s, bias)
     _check_heads(q, k, v, enable_gqa)
@@ -86,8 +86,8 @@ def ssmax_attention(
     spec = _mask_spec(q, k, attn_mask, key_padding_mask, positions, is_causal, window, cu_seqlens)
     n = spec.num_visible() if num_keys is None else _check_num_keys(num_keys, q)
     multiplier, scale = _positive_scale(scale)
-    by_kernel = can_scale_by_kernel(q, s, bias, n)
-    factor_BHT = None if by_kernel else _factor(q, s, bias, n)
+    scaling = scaling_of(q, s, bias, n)
+    factor_BHT = _factor(q, s, bias, n) if scaling is None else None
     if (autocast_dtype(q.device, q.dtype) or q.dtype) == torch.float16:
         exponent = _float16_exponent(factor_BHT)
         multiplier *= 2.0**-exponent
@@ -95,7 +95,7 @@ def ssmax_attention(
     if key is not None and backend == "auto":
         plans.keep(key, q, k, v, *given, spec, multiplier, scale, dropout_p)
     if factor_BHT is None:
-        q = scale_by_kernel(q, s, bias, n, multiplier)
+        q = apply_scaling(scaling, q, s, bias, n, multiplier)
     else:
         q = scale_query(q, factor_BHT if multiplier == 1 else factor_BHT * multiplier)
     return attend(q, k, v, spec, scale=scale, dropout_p=dropout_p, backend=backend)

@@ -43,26 +43,21 @@ class Prepared:
 
     def __call__(self, *tensors: Tensor | None, numbers: tuple[float, ...] = ()) -> None:
         """Launch it on the current stream."""
-        if self._device is None or torch.cuda.current_device() != self._device:
-            # Triton launches on the current device; the CPU has the interpreter.
-            with torch.cuda.device(-1 if self._device is None else self._device):
-                self._compile(tensors, numbers)
-            return
         addresses = 0
         for tensor in tensors:
             if tensor is not None:
                 addresses |= tensor.data_ptr()
-        if addresses % 16:
-            self._compile(tensors, numbers)
-        elif self._run is None:
-            self._run = self._compile(tensors, numbers)[self._grid]
-        else:
+        is_aligned = not addresses % 16
+        if self._run is not None and is_aligned and torch._C._cuda_getDevice() == self._device:
             stream = torch._C._cuda_getCurrentRawStream(self._device)
             self._run(*tensors, *numbers, *self._numbers, stream=stream)
-
-    def _compile(self, tensors: tuple[Tensor | None, ...], numbers: tuple[float, ...]) -> Any:
-        """Launch it by Triton's own launcher, which returns the compiled program."""
-        return self._kernel[self._grid](*tensors, *numbers, *self._numbers, num_warps=self._warps)
+            return
+        # Triton launches on the current device; the CPU has the interpreter.
+        with torch.cuda.device(-1 if self._device is None else self._device):
+            launcher = self._kernel[self._grid]
+            compiled = launcher(*tensors, *numbers, *self._numbers, num_warps=self._warps)
+        if is_aligned and self._device is not None:
+            self._run = compiled[self._grid]
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -12,19 +12,13 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ssmax.ops.backends import attend
-from ssmax.ops.backends.sdpa import in_best_order
+from ssmax.ops.backends.sdpa import in_best_order, plain_attention
 from ssmax.ops.dtypes import at_least_float32, autocast_dtype
 from ssmax.ops.scale import Number, check_finite
-from ssmax.ops.scale_query.api import (
-    apply_scaling,
-    can_scale_by_kernel,
-    per_head,
-    scaling_of,
-)
+from ssmax.ops.scale_query.api import apply_scaling, kind, scaling_of
 from ssmax.ops.scale_query.reference import scale_query
 from ssmax.ops.visible import MaskSpec, Ramp
 
@@ -32,7 +26,7 @@ Plan = Callable[[Tensor, Tensor, Tensor, Number, Number | None], Tensor]
 
 MOST_KEPT = 1024
 _PLAIN = (Tensor, nn.Parameter)
-_plans: dict[Hashable, Plan] = {}
+known: dict[Hashable, Plan] = {}
 
 
 def key_of(
@@ -41,14 +35,9 @@ def key_of(
     """Collect all that a plan depends on."""
     return (
         *(q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
-        *(type(k), type(v), _kind(s), _kind(bias), options),
+        *(q.stride(), type(k), type(v), _kind(s), _kind(bias), options),
         autocast_dtype(q.device, q.dtype),
     )
-
-
-def find(key: Hashable) -> Plan | None:
-    """Find the plan for such a call."""
-    return _plans.get(key)
 
 
 def keep(
@@ -68,41 +57,21 @@ def keep(
     is_plain = type(k) in _PLAIN and type(v) in _PLAIN
     if ramp is None or not is_plain or 0 in (q.numel(), k.numel(), v.shape[-1]):
         return
-    needs_mask = not (spec.sees_all or spec.is_plain_causal)
-    if len(_plans) >= MOST_KEPT:
-        _plans.clear()
-    if needs_mask or dropout_p:
+    if len(known) >= MOST_KEPT:
+        known.clear()
+    finish = plain = plain_attention(q, k, spec, scale, dropout_p)
+    if finish is None:
         finish = functools.partial(attend, mask_spec=spec, scale=scale, dropout_p=dropout_p)
-    else:
-        finish = functools.partial(
-            F.scaled_dot_product_attention,
-            is_causal=spec.is_plain_causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-    if can_scale_by_kernel(q, s, bias, ramp):
-        heads = q.shape[1]
-        s_H = per_head(s, heads, q.device)
-        bias_H = None if bias is None else per_head(bias, heads, q.device)
-        scaling = scaling_of(q, s_H, bias_H, None)
-        numbers = ramp.first, ramp.most, multiplier
-        _plans[key] = _on_gpu(scaling, numbers, heads, q.device, finish)
-    elif _is_fused_on_cpu(q, v) and not needs_mask and not dropout_p and multiplier == 1:
-        _plans[key] = _on_cpu(_log_n(ramp, q, s), finish)
+    scaling = scaling_of(q, s, bias, ramp)
+    if scaling is not None:
+        known[key] = _on_gpu(scaling, ramp, multiplier, finish)
+    elif _is_fused_on_cpu(q, v) and plain is not None and not dropout_p and multiplier == 1:
+        known[key] = _on_cpu(_log_n(ramp, q, s), finish)
 
 
-def _on_gpu(
-    scaling: Any,
-    numbers: tuple[int, int, float],
-    heads: int,
-    device: torch.device,
-    finish: Callable[..., Tensor],
-) -> Plan:
+def _on_gpu(scaling: Any, ramp: Ramp, multiplier: float, finish: Callable[..., Tensor]) -> Plan:
     def plan(q: Tensor, k: Tensor, v: Tensor, s: Number, bias: Number | None) -> Tensor:
-        s_H = per_head(s, heads, device)
-        bias_H = None if bias is None else per_head(bias, heads, device)
-        q = apply_scaling(scaling, q, s_H, bias_H, None, numbers)
-        return in_best_order(finish, q, k, v)
+        return in_best_order(finish, apply_scaling(scaling, q, s, bias, ramp, multiplier), k, v)
 
     return plan
 
@@ -144,6 +113,4 @@ def _is_fused_on_cpu(q: Tensor, v: Tensor) -> bool:
 
 
 def _kind(value: Number | None) -> Hashable:
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, type(value)
-    return value
+    return kind(value) if isinstance(value, Tensor) else value

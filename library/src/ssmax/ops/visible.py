@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ssmax.errors import UsageError
 from ssmax.ops.dtypes import check_tensor
@@ -377,9 +378,28 @@ def can_read_without_sync(tensor: Tensor) -> bool:
     )
 
 
+def is_eager(tensor: Tensor) -> bool:
+    """True for a plain tensor that nothing traces, transforms or stands in for."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        # Fake tensors and make_fx are modes; torch.jit.trace is none.
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and not is_transformed()
+    )
+
+
+def is_transformed() -> bool:
+    """True inside vmap, jvp and forward-mode AD, which have no rule for `out=`."""
+    # torch has no public questions for these
+    is_in_functorch = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    return is_in_functorch or forward_ad._current_level >= 0
+
+
 def is_tracing() -> bool:
     """True while torch.jit.trace or make_fx traces: what is read now would become a constant."""
-    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+    if torch._C._get_tracing_state() is not None:
         return True
     # Not imported here: it takes 0.3 s, and no trace is under way before it is there.
     tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")

@@ -9,6 +9,7 @@ that sentence and never falls back to another.
 
 from typing import Literal, get_args
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,8 +33,11 @@ def attend(
     backend: Backend = "auto",
 ) -> Tensor:
     """Compute softmax(q k^T scale) v over what each query sees; a fully masked row gives zeros."""
-    if backend == "auto" and sdpa.takes_as_it_is(q_BHTD, k_BGSD, mask_spec):
-        return sdpa.attend_as_it_is(q_BHTD, k_BGSD, v_BGSD, mask_spec, scale, dropout_p)
+    if backend == "auto" and q_BHTD.is_cuda and not torch.compiler.is_compiling():
+        # Eager calls that need no mask: nothing has to be asked or split.
+        plain = sdpa.plain_attention(q_BHTD, k_BGSD, mask_spec, scale, dropout_p)
+        if plain is not None and not torch.is_autocast_enabled("cuda"):
+            return sdpa.in_best_order(plain, q_BHTD, k_BGSD, v_BGSD)
     if (dtype := autocast_dtype(q_BHTD.device, q_BHTD.dtype)) is not None:
         q_BHTD, k_BGSD, v_BGSD = q_BHTD.to(dtype), k_BGSD.to(dtype), v_BGSD.to(dtype)
     if q_BHTD.shape[-1] == 0:

@@ -44,35 +44,20 @@ _FASTEST_FIRST, _WITHOUT_PLANS_FIRST = (
 CUDA_MASK_ELEMENTS = 1 << 28
 
 
-def takes_as_it_is(q_BHTD: Tensor, k_BGSD: Tensor, mask_spec: MaskSpec) -> bool:
-    """True for eager calls on a GPU that need no mask: nothing has to be asked or split."""
-    return (
-        q_BHTD.is_cuda
-        and not torch.compiler.is_compiling()
-        and (mask_spec.is_plain_causal or mask_spec.sees_all)
-        and q_BHTD.numel() > 0
-        and k_BGSD.numel() > 0
-        and not torch.is_autocast_enabled("cuda")
+def plain_attention(
+    q_BHTD: Tensor, k_BGSD: Tensor, mask_spec: MaskSpec, scale: float | None, dropout_p: float
+) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return SDPA with its options for calls that need no mask; None for others."""
+    needs_mask = not (mask_spec.sees_all or mask_spec.is_plain_causal)
+    if needs_mask or 0 in (q_BHTD.numel(), k_BGSD.numel()):
+        return None
+    return functools.partial(
+        F.scaled_dot_product_attention,
+        dropout_p=dropout_p,
+        is_causal=mask_spec.is_plain_causal,
+        scale=scale,
+        enable_gqa=q_BHTD.shape[1] != k_BGSD.shape[1],
     )
-
-
-def attend_as_it_is(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    mask_spec: MaskSpec,
-    scale: float | None,
-    dropout_p: float,
-) -> Tensor:
-    """Call SDPA with the fastest kernel that takes the call, for `takes_as_it_is`."""
-    options = {
-        "dropout_p": dropout_p,
-        "is_causal": mask_spec.is_plain_causal,
-        "scale": scale,
-        "enable_gqa": q_BHTD.shape[1] != k_BGSD.shape[1],
-    }
-    attention = functools.partial(F.scaled_dot_product_attention, **options)
-    return in_best_order(attention, q_BHTD, k_BGSD, v_BGSD)
 
 
 def attend(inputs: AttentionInputs, kernel: str | None) -> Tensor:

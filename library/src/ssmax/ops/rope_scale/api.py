@@ -17,7 +17,7 @@ from ssmax.ops.launch import launch_traced, unit_stride
 from ssmax.ops.rope import check_tables
 from ssmax.ops.rope_scale.reference import rope_scale_reference, rope_scale_step
 from ssmax.ops.scale import Number, ssmax_factor
-from ssmax.ops.scale_query.api import is_eager
+from ssmax.ops.visible import is_eager
 
 
 def rope_scale(

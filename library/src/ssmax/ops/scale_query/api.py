@@ -3,6 +3,7 @@
 # B batch, H query heads, T queries, D head_dim
 
 import functools
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -10,16 +11,12 @@ from torch import Tensor, nn
 
 from ssmax.ops.implementation import choose_impl
 from ssmax.ops.scale import Number, unchecked_ssmax_factor
-from ssmax.ops.scale_query.reference import (
-    is_transformed,
-    scale_by_ssmax_reference,
-    scale_query,
-)
-from ssmax.ops.visible import Ramp
+from ssmax.ops.scale_query.reference import scale_by_ssmax_reference, scale_query
+from ssmax.ops.visible import Ramp, is_eager
 
 MOST_KEPT = 1024
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
-_scalings: dict[Any, Any] = {}
+_scalings: dict[Hashable, Any] = {}
 
 
 def scale_by_ssmax(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> Tensor:
@@ -27,73 +24,65 @@ def scale_by_ssmax(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | R
 
     s and bias are numbers or (H,); n is two numbers, (T,) or (B | 1, T).
     """
-    by_kernel = can_scale_by_kernel(q_BHTD, s, bias, n)
-    return (scale_by_kernel if by_kernel else scale_by_ssmax_reference)(q_BHTD, s, bias, n)
-
-
-def scale_by_kernel(
-    q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp, multiplier: float = 1.0
-) -> Tensor:
-    """Multiply by (s log n + b) multiplier in one kernel, which has to take the call."""
-    heads, device = q_BHTD.shape[1], q_BHTD.device
-    s_H = per_head(s, heads, device)
-    bias_H = None if bias is None else per_head(bias, heads, device)
-    ramp, counts = (n, None) if isinstance(n, Ramp) else (Ramp(0, 0), n)
-    scaling = scaling_of(q_BHTD, s_H, bias_H, counts)
-    return apply_scaling(scaling, q_BHTD, s_H, bias_H, counts, (ramp.first, ramp.most, multiplier))
-
-
-def scaling_of(q_BHTD: Tensor, s_H: Tensor, bias_H: Tensor | None, n: Tensor | None) -> Any:
-    """Prepare the kernels for queries like this one, once."""
-    counts = None if n is None else (n.shape, n.dtype, n.stride())
-    strides = s_H.stride(), None if bias_H is None else bias_H.stride()
-    key = q_BHTD.shape, q_BHTD.dtype, q_BHTD.device, strides, counts
-    scaling = _scalings.get(key)
+    scaling = scaling_of(q_BHTD, s, bias, n)
     if scaling is None:
+        return scale_by_ssmax_reference(q_BHTD, s, bias, n)
+    return apply_scaling(scaling, q_BHTD, s, bias, n)
+
+
+def scaling_of(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> Any:
+    """Find the kernels for such a call, prepared once; None where plain code has to serve.
+
+    They serve eager code on a GPU, with numbers, or float32 values per head, for s and b.
+    """
+    if not is_eager(q_BHTD):
+        return None
+    key = q_BHTD.shape, q_BHTD.stride(), q_BHTD.dtype, q_BHTD.device, kind(s), kind(bias), kind(n)
+    try:
+        return _scalings[key]
+    except KeyError:
         if len(_scalings) >= MOST_KEPT:
             _scalings.clear()
-        scaling = _scalings[key] = _kernels().Scaling(q_BHTD, s_H, bias_H, n)
-    return scaling
+        is_served = (
+            choose_impl("auto", q_BHTD.device) == "triton"
+            and q_BHTD.dtype in _NARROW
+            and all(_is_per_head(value, q_BHTD) for value in (s, bias))
+            and (isinstance(n, Ramp) or (type(n) is Tensor and n.dim() in (1, 2)))
+        )
+        _scalings[key] = _prepare(q_BHTD, s, bias, n) if is_served else None
+        return _scalings[key]
+
+
+def _prepare(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> Any:
+    s_H, bias_H = (_per_head(value, q_BHTD) for value in (s, bias))
+    counts = None if isinstance(n, Ramp) else n
+    return _kernels().Scaling(q_BHTD, s_H, bias_H, counts, s_H is s and bias_H is bias)
+
+
+def kind(value: object) -> Hashable:
+    """Collect what a choice of kernels asks of an argument: not the values that it holds."""
+    if isinstance(value, Tensor):
+        return type(value), value.shape, value.stride(), value.dtype, value.device
+    return type(value)
 
 
 def apply_scaling(
     scaling: Any,
     q_BHTD: Tensor,
-    s_H: Tensor,
-    bias_H: Tensor | None,
-    n: Tensor | None,
-    numbers: tuple[int, int, float],
+    s: Number,
+    bias: Number | None,
+    n: Tensor | Ramp,
+    multiplier: float = 1.0,
 ) -> Tensor:
-    """Multiply by prepared kernels; `numbers` are first, most and multiplier."""
+    """Multiply by (s log n + b) multiplier with what `scaling_of` found."""
+    s_H: Any = s if scaling.is_per_head else _per_head(s, q_BHTD)
+    bias_H: Any = bias if scaling.is_per_head else _per_head(bias, q_BHTD)
+    counts, numbers = (None, (*n, multiplier)) if type(n) is Ramp else (n, (0, 0, multiplier))
     if torch.is_grad_enabled() and (
         q_BHTD.requires_grad or s_H.requires_grad or (bias_H is not None and bias_H.requires_grad)
     ):
-        return _ScaleBySSMax.apply(q_BHTD, s_H, bias_H, n, scaling, numbers)
-    return scaling.forward(q_BHTD, s_H, bias_H, n, numbers)
-
-
-def can_scale_by_kernel(q_BHTD: Tensor, s: Number, bias: Number | None, n: Tensor | Ramp) -> bool:
-    """True where the kernel takes the call: eager code, on a GPU, values per head in float32."""
-    return (
-        choose_impl("auto", q_BHTD.device) == "triton"
-        and is_eager(q_BHTD)
-        and q_BHTD.dtype in _NARROW
-        and _is_per_head(s, q_BHTD)
-        and (bias is None or _is_per_head(bias, q_BHTD))
-        and (isinstance(n, Ramp) or (type(n) is Tensor and n.dim() in (1, 2)))
-    )
-
-
-def is_eager(tensor: Tensor) -> bool:
-    """True for a plain tensor that nothing traces, transforms or stands in for."""
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and not torch.compiler.is_compiling()
-        # Fake tensors and make_fx are modes; torch.jit.trace is none.
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._get_tracing_state() is None
-        and not is_transformed()
-    )
+        return _scale_with_gradients(q_BHTD, s_H, bias_H, counts, scaling, numbers)
+    return scaling.forward(q_BHTD, s_H, bias_H, counts, numbers)
 
 
 @functools.cache
@@ -126,7 +115,13 @@ class _ScaleBySSMax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         backward: Any = _plain_backward if torch.is_grad_enabled() else ctx.scaling.backward
-        return *backward(gradients[0], *ctx.saved_tensors, ctx.numbers), None, None, None
+        dq, ds, db = backward(gradients[0], *ctx.saved_tensors, ctx.numbers)
+        return dq, ds, db, None, None, None
+
+
+# As Function.apply ends: before it that looks for transforms, which `is_eager` has ruled out.
+_function: Any = super(torch.autograd.Function, _ScaleBySSMax)
+_scale_with_gradients = _function.apply
 
 
 def _plain_backward(
@@ -149,10 +144,8 @@ def _plain_backward(
     return dq, ds, None if bias is None else dot_BHT.sum((0, 2))
 
 
-def _is_per_head(value: Number, q_BHTD: Tensor) -> bool:
-    if not isinstance(value, Tensor):
-        return True
-    return (
+def _is_per_head(value: Number | None, q_BHTD: Tensor) -> bool:
+    return not isinstance(value, Tensor) or (
         type(value) in (Tensor, nn.Parameter)
         and value.dtype == torch.float32
         and value.shape in ((), (1,), (q_BHTD.shape[1],))
@@ -160,10 +153,11 @@ def _is_per_head(value: Number, q_BHTD: Tensor) -> bool:
     )
 
 
-def per_head(value: Number, heads: int, device: torch.device) -> Tensor:
+def _per_head(value: Number | None, q_BHTD: Tensor) -> Any:
     """Return one value per head, (H,)."""
-    if isinstance(value, Tensor):
-        return value if value.dim() and value.shape[0] == heads else value.expand(heads)
+    heads, device = q_BHTD.shape[1], q_BHTD.device
+    if value is None or isinstance(value, Tensor):
+        return value if value is None or value.shape == (heads,) else value.expand(heads)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         # What a CUDA graph makes holds nothing before the graph runs.
         return torch.full((heads,), value, device=device)

@@ -88,7 +88,7 @@ def _backward_kernel(
 
 
 class Scaling:
-    """Both kernels, prepared for queries of one shape."""
+    """Both kernels, prepared for queries of one shape and layout."""
 
     def __init__(
         self,
@@ -96,22 +96,27 @@ class Scaling:
         s_H: Tensor,
         bias_H: Tensor | None,
         n: Tensor | None,
+        is_per_head: bool,
     ) -> None:
-        batch, self._heads, tokens, width = q_BHTD.shape
+        batch, heads, tokens, width = q_BHTD.shape
         block_d = triton.next_power_of_2(width)
         block_t = min(max(ELEMENTS_PER_PROGRAM // block_d, 1), triton.next_power_of_2(tokens))
+        self.is_per_head = is_per_head
         self._device = q_BHTD.device
-        self._grid = triton.cdiv(tokens, block_t), batch * self._heads
-        self._parts = batch * self._grid[0]
-        self._rows = 1 if bias_H is None else 2
-        self._numbers = tokens, self._heads
+        self._grid = triton.cdiv(tokens, block_t), batch * heads
+        parts = batch * self._grid[0]
+        self._parts = (heads, parts) if bias_H is None else (2, heads, parts)
+        self._sizes = tokens, heads
         n_b = 0 if n is None or n.dim() == 1 or n.shape[0] == 1 else n.stride(0)
         bias_h = 0 if bias_H is None else bias_H.stride(0)
         self._constants = (
             *(s_H.stride(0), bias_h, n_b, 0 if n is None else n.stride(-1)),
             *(width, block_d, block_t, bias_H is not None, n is not None),
         )
-        self._forwards: dict[tuple[int, ...], Prepared] = {}
+        q = unit_stride(q_BHTD)
+        strides = *q.stride()[:3], *torch.empty_like(q).stride()[:3]
+        fixed = *self._sizes, *strides, *self._constants
+        self._forward = Prepared(_forward_kernel, self._grid, fixed, self._device)
         self._backwards: dict[tuple[tuple[int, ...], bool], Prepared] = {}
 
     def forward(
@@ -128,13 +133,7 @@ class Scaling:
         """
         q = unit_stride(q_BHTD)
         y = torch.empty_like(q)
-        strides = *q.stride()[:3], *y.stride()[:3]
-        launch = self._forwards.get(strides)
-        if launch is None:
-            fixed = *self._numbers, *strides, *self._constants
-            launch = Prepared(_forward_kernel, self._grid, fixed, self._device)
-            self._forwards[strides] = launch
-        launch(q, y, s_H, bias_H, n, numbers=numbers)
+        self._forward(q, y, s_H, bias_H, n, numbers=numbers)
         return y
 
     def backward(
@@ -147,22 +146,20 @@ class Scaling:
         numbers: tuple[int, int, float],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute dq and, where q is given, the gradients of s and b."""
-        dy = unit_stride(dy_BHTD)
+        dy, needs_parts = unit_stride(dy_BHTD), q_BHTD is not None
+        q = unit_stride(q_BHTD) if needs_parts else dy
         dq = torch.empty_like(dy)
-        q = dy if q_BHTD is None else unit_stride(q_BHTD)
-        needs_parts = q_BHTD is not None
-        strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]
-        launch = self._backwards.get((strides, needs_parts))
+        launch = self._backwards.get((dy.stride(), needs_parts))
         if launch is None:
-            fixed = *self._numbers, self._parts, *strides, *self._constants, needs_parts
+            strides = *dy.stride()[:3], *q.stride()[:3], *dq.stride()[:3]
+            parts = self._parts[-1]
+            fixed = *self._sizes, parts, *strides, *self._constants, needs_parts
             launch = Prepared(_backward_kernel, self._grid, fixed, self._device)
-            self._backwards[strides, needs_parts] = launch
+            self._backwards[dy.stride(), needs_parts] = launch
         if not needs_parts:
             launch(dy, q, dq, s_H, s_H, bias_H, n, numbers=numbers)
             return dq, None, None
-        parts = torch.empty(
-            (self._rows, self._heads, self._parts), dtype=torch.float32, device=self._device
-        )
+        parts = s_H.new_empty(self._parts)
         launch(dy, q, dq, parts, s_H, bias_H, n, numbers=numbers)
         sums = parts.sum(-1)
-        return (dq, sums[0], None) if bias_H is None else (dq, *sums.unbind())
+        return (dq, sums, None) if bias_H is None else (dq, *sums.unbind())

@@ -2,10 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ssmax.ops.scale import Number, unchecked_ssmax_factor
-from ssmax.ops.visible import Ramp
+from ssmax.ops.visible import Ramp, is_transformed
 
 
 def scale_query(q_BHTD: Tensor, factor_BHT: Tensor) -> Tensor:
@@ -27,10 +26,3 @@ def scale_by_ssmax_reference(
     if isinstance(n, Ramp):
         n = n.counts(q_BHTD.shape[2], q_BHTD.device)
     return scale_query(q_BHTD, unchecked_ssmax_factor(n, s, bias))
-
-
-def is_transformed() -> bool:
-    """True inside vmap, jvp and forward-mode AD, which have no rule for `out=`."""
-    # torch has no public questions for these
-    is_in_functorch = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-    return is_in_functorch or forward_ad._current_level >= 0

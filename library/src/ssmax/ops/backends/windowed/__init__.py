@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.implementation import choose_impl
-from ssmax.ops.scale_query.api import is_eager
+from ssmax.ops.visible import is_eager
 from ssmax.ops.window import UNBOUNDED
 
 SHORTEST = 512

@@ -144,6 +144,8 @@ def test_what_is_packed_is_rounded_and_its_means_are_not(packed, tiny, tmp_path)
         for findings in (first, second)
     )
     assert abs(after - before).max() > 1e-3
+    (loss,) = second.position_losses["a"].values()
+    assert loss.binned == [], "no verdict is over documents"
     for start in range(0, 4096, 32):
         for stop in (start + max(32, start // 16), 4096):
             assert after[start:stop].mean() == pytest.approx(before[start:stop].mean(), abs=1e-4)

@@ -186,12 +186,11 @@ def _claim_4(findings: Findings) -> list[Result]:
     where = "in the last tenth of training"
 
     def below(first: str, second: str) -> Pair:
-        text = f"{where} {called(first)}'s loss is below {called(second)}'s"
+        text = f"{where} the loss of {called(first)} is below that of {called(second)}"
         return Pair(first, second, text, is_papers=False)
 
     pairs = [
-        Pair("b", "a", f"{where} (b)'s loss is below (a)'s, whose initial logit scale is not tuned",
-             "below"),
+        Pair("b", "a", f"{where} (b)'s loss is below (a)'s", "below"),
         Pair("c", "a", f"{where} (c)'s loss is below (a)'s"),
         Pair("d", "a", f"{where} (d)'s loss is below (a)'s"),
         Pair("d", "b", f"{where} (d)'s loss is the lowest: below (b)'s"),

@@ -6,17 +6,11 @@
 `share` times one rank's part of attention over 32 k and 128 k tokens, forward and backward, in one
 process: keys and values lie gathered, nothing is communicated. `growth` times whole attention from
 4 k to 1 M tokens. Both put ours beside the same kernels without SSMax; a share is first compared
-with those rows of the whole. Rows are appended to
-benchmarks/results.csv.
+with those rows of the whole.
 """
 
-import argparse
 import functools
-import random
-import statistics
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,16 +19,13 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from harness import DEVICE, in_turns, milliseconds, parser, peak_mib, record, reset_peak
 from ssmax import initial_s, ssmax_attention
 from ssmax.distributed import SequenceShard, zigzag
 from ssmax.ops.backends import attend
 from ssmax.ops.backends.sdpa import FASTEST_FIRST
 from ssmax.ops.visible import mask_spec
-from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 
-RESULTS = Path(__file__).parent / "results.csv"
-SEED = 0
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SOFTMAX, OURS = "softmax (yardstick)", "ours"
 SHARES = [(32_768, 8), (131_072, 8), (131_072, 64)]
 HEADS = [(12, 12, 64), (32, 8, 128)]
@@ -82,41 +73,20 @@ def forward_backward(attend: Callable[..., Tensor], inputs: tuple[Tensor, ...]) 
     torch.autograd.grad(out, [x for x in inputs if x.requires_grad], torch.ones_like(out))
 
 
-def milliseconds(run: Callable[[], None]) -> float:
-    if DEVICE == "cpu":
-        begin = time.perf_counter()
-        run()
-        return (time.perf_counter() - begin) * 1e3
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop)
-
-
-def timed(runs: dict[str, Callable[[], None]], rounds: int, *, warm: bool = True):
+def timed(runs: dict[str, Callable[[], None]], rounds: int):
     """Times of each in turns, and the memory that each adds at its peak."""
-    times: dict[str, list[float]] = {key: [] for key in runs}
     peaks = {}
     for key, run in runs.items():
-        if warm:
-            run()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
+        run()
+        reset_peak()
         before = torch.cuda.memory_allocated()
-        taken = milliseconds(run)
-        peaks[key] = (torch.cuda.max_memory_allocated() - before) / 2**20
-        if rounds == 1:
-            times[key].append(taken)
-    for turn in range(rounds if rounds > 1 else 0):
-        for key in random.Random(turn).sample(list(runs), len(runs)):
-            times[key].append(milliseconds(runs[key]))
-    return times, peaks
+        run()
+        peaks[key] = peak_mib() - before / 2**20
+    timers = {key: functools.partial(milliseconds, run) for key, run in runs.items()}
+    return in_turns(timers, rounds), peaks
 
 
-def share(out: Path, rounds: int, shrink: int) -> None:
+def share(keep: Callable[..., None], rounds: int, shrink: int) -> None:
     for length, size in SHARES:
         length //= shrink
         for num_heads, kv_heads, width in HEADS:
@@ -141,7 +111,7 @@ def share(out: Path, rounds: int, shrink: int) -> None:
             }
             times, peaks = timed(runs, rounds)
             shape = f"T{length} of {size} ranks H{num_heads}/{kv_heads} D{width}"
-            write(out, "context_parallel", shape, "forward+backward", times, peaks, errors)
+            keep("context_parallel", shape, "forward+backward", times, peaks=peaks, errors=errors)
 
 
 def softmax_of_share(q: Tensor, k: Tensor, v: Tensor, *, half: int) -> Tensor:
@@ -154,12 +124,12 @@ def softmax_of_share(q: Tensor, k: Tensor, v: Tensor, *, half: int) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def growth(out: Path, rounds: int, shrink: int) -> None:
+def growth(keep: Callable[..., None], rounds: int, shrink: int) -> None:
     num_heads, kv_heads, width = GROWTH_HEADS
 
-    def softmax(q, k, v, s):
+    def softmax(q, k, v):
         with sdpa_kernel(FASTEST_FIRST, set_priority=True):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     ours = functools.partial(ssmax_attention, is_causal=True)
     for length in (each // shrink for each in LENGTHS):
@@ -167,67 +137,26 @@ def growth(out: Path, rounds: int, shrink: int) -> None:
         s = torch.full((num_heads,), initial_s(length), device=DEVICE).requires_grad_()
         shape = f"B1 T{length} H{num_heads}/{kv_heads} D{width}"
         runs = {
-            SOFTMAX: functools.partial(without_s, softmax, (q, k, v), s),
+            SOFTMAX: functools.partial(forward_backward, softmax, (q, k, v)),
             OURS: functools.partial(forward_backward, ours, (q, k, v, s)),
         }
-        # What was compiled and planned for shorter ones is there; a turn of the longest is seconds.
-        is_longest = length * shrink == LENGTHS[-1]
-        times, peaks = timed(runs, 1 if is_longest else rounds, warm=not is_longest)
-        write(out, "growth of context", shape, "forward+backward", times, peaks)
-        last = q[:, :, -1:].detach().contiguous()
-        with torch.no_grad():
-            runs = {
-                SOFTMAX: functools.partial(softmax, last, k, v, s),
-                OURS: functools.partial(ours, last, k, v, s),
-            }
-            times, peaks = timed(runs, 5 * rounds)
-        shape = f"B1 T1 S{length} H{num_heads}/{kv_heads} D{width}"
-        write(out, "growth of context", shape, "decode", times, peaks)
-
-
-def without_s(softmax: Callable[..., Tensor], inputs: tuple[Tensor, ...], s: Tensor) -> None:
-    forward_backward(lambda *heads: softmax(*heads, s), inputs)
-
-
-def write(out: Path, benchmark: str, shape: str, mode: str, times, peaks, errors=None) -> None:
-    """Rows of one shape; the first competitor is the yardstick."""
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    provenance = Provenance.here(config={"shape": shape}, device=device, seed=SEED)
-    unit = statistics.median(times[SOFTMAX])
-    rows = []
-    for key, taken in times.items():
-        median = statistics.median(taken)
-        print(f"{shape:36} {mode:18} {key:22} {median:11.4f} ms  x {median / unit:.4f}  "
-              f"{peaks[key]:.0f} MiB  {(errors or {}).get(key, 0.0):.1e}", flush=True)  # fmt: skip
-        rows.append(
-            BenchmarkRow(
-                benchmark=benchmark,
-                competitor=key,
-                shape=shape,
-                mode=mode,
-                milliseconds=round(median, 5),
-                ratio=round(median / unit, 4),
-                peak_mib=round(peaks[key], 1),
-                memory_ratio=round(peaks[key] / peaks[SOFTMAX], 4) if peaks[SOFTMAX] else 0.0,
-                error=round((errors or {}).get(key, 0.0), 6),
-                provenance=provenance,
-            )
-        )
-    append_csv(out, rows)
+        # A turn of the longest is seconds.
+        times, peaks = timed(runs, 1 if length * shrink == LENGTHS[-1] else rounds)
+        keep("growth of context", shape, "forward+backward", times, peaks=peaks)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["share", "growth"])
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shrink", type=int, default=1, help="divide all lengths, to try it out")
-    given = parser.parse_args()
-    if DEVICE == "cpu" and given.shrink == 1:
-        raise SystemExit(
-            "this benchmark needs a GPU; with --shrink 256 it runs on a CPU, for a try"
-        )
-    {"share": share, "growth": growth}[given.what](given.out, given.rounds, given.shrink)
+    arguments = parser(__doc__, quick="lengths divided by 256, which a CPU can try")
+    arguments.add_argument("what", choices=["share", "growth"])
+    arguments.add_argument("--rounds", type=int, default=7)
+    given = arguments.parse_args()
+    if DEVICE == "cpu" and not given.quick:
+        raise SystemExit("this benchmark needs a GPU; with --quick it runs on a CPU, for a try")
+
+    def keep(benchmark: str, shape: str, mode: str, times, **more) -> None:
+        record(given.out, benchmark, shape, mode, times, config={"shape": shape}, **more)
+
+    {"share": share, "growth": growth}[given.what](keep, given.rounds, 256 if given.quick else 1)
 
 
 if __name__ == "__main__":

@@ -7,36 +7,31 @@
 The yardstick is the plain loop: table 1's model from PyTorch's own modules, whole under
 torch.compile, softmax by cuDNN, logits and cross entropy, fused AdamW, bfloat16 autocast. Beside it
 Transformers' Llama of the same shape, as it is and compiled, in the same loop. Ours is the code
-that `ssmax-lab pretrain` runs, with softmax and with SSMax, with a
-residual stream as wide as the plain loop's, with fewer activations kept, and as `ssmax-lab
-finetune` calls it, on packed questions. First all models are given the same weights and must
-have the same loss and gradient; then each trains in a process of its own, turn after turn, on
-random tokens. Rows are
-appended to benchmarks/results.csv.
+that `ssmax-lab pretrain` runs, with softmax and with SSMax, with a residual stream as wide as the
+plain loop's, with fewer activations kept, and as `ssmax-lab finetune` calls it, on packed
+questions. First all models are given the same weights and must have the same loss and gradient;
+then each trains in a process of its own, turn after turn, on random tokens.
 """
 
 # B batch, T tokens, C width, F feed-forward width, V vocabulary, H heads, D head width
 
-import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from harness import DEVICE, SEED, in_processes, in_turns, parser, peak_mib, record, reset_peak
 from ssmax_lab.data.stream import IGNORE, prefetched
 from ssmax_lab.model import LM, LMConfig
 from ssmax_lab.model.llama import to_llama_weights
-from ssmax_lab.records import BenchmarkRow, Provenance, append_csv
 from ssmax_lab.train.config import OptimConfig, RunConfig
 from ssmax_lab.train.dist import clip_gradients, single_process
 from ssmax_lab.train.step import (
@@ -48,19 +43,18 @@ from ssmax_lab.train.step import (
     parallel_loss,
 )
 
-RESULTS = Path(__file__).parent / "results.csv"
 PLAIN, SOFTMAX, SSMAX = "plain loop, softmax (yardstick)", "ours, softmax", "ours, ssmax"
 WIDE, LEAN = "ours, ssmax, float32 residual", "ours, ssmax, less memory"
 LLAMA, LLAMA_COMPILED = "Transformers, softmax", "Transformers, softmax, compiled"
 PACKED = "ours, ssmax, packed questions"
-RULES = dict.fromkeys((PLAIN, LLAMA, LLAMA_COMPILED, SOFTMAX), "softmax")
-RULES |= dict.fromkeys((SSMAX, WIDE, LEAN, PACKED), "ssmax")
-CHANGES = {
-    WIDE: {"residual": "float32"},
-    LEAN: {"activation_memory_budget": 0.85},
-}
-PAIRS = [(SOFTMAX, SSMAX)]
-SEED = 0
+NAMES = (PLAIN, LLAMA, LLAMA_COMPILED, SOFTMAX, SSMAX, WIDE, LEAN, PACKED)
+CHANGES = {WIDE: {"residual": "float32"}, LEAN: {"activation_memory_budget": 0.85}}
+SMALL = {
+    "num_layers": 2, "num_heads": 4, "hidden_size": 64, "intermediate_size": 128,
+    "vocab_size": 257, "train_length": 128,
+}  # fmt: skip
+STEPS = 5
+"""Timed together."""
 
 
 class PlainBlock(nn.Module):
@@ -215,20 +209,17 @@ class RandomQuestions(RandomTokens):
 
 
 @contextlib.contextmanager
-def trainer_of(
-    name: str, config: LMConfig, batch: int
-) -> Iterator[Callable[[int], tuple[float, float]]]:
-    """A function that trains for so many steps: milliseconds of one, last loss."""
+def trainer_of(name: str, shape: LMConfig, batch: int) -> Iterator[Callable[[], float]]:
+    """Give a function that trains for some steps and returns the milliseconds of one."""
     torch.manual_seed(SEED)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    on_gpu = device.type == "cuda"
+    on_gpu = DEVICE == "cuda"
+    device = torch.device(DEVICE, 0) if on_gpu else torch.device(DEVICE)
     ranks = single_process(device)
     precision = "bfloat16" if on_gpu else "float32"
     run = RunConfig(precision=precision, compile=on_gpu, **CHANGES.get(name, {}))
+    config = dataclasses.replace(shape, rule="ssmax" if "ssmax" in name else "softmax")
     if name in (PLAIN, LLAMA, LLAMA_COMPILED):
         model: nn.Module = (PlainModel if name == PLAIN else LlamaModel)(config).to(device)
-        if name == PLAIN:
-            model.load_state_dict(plain_weights(LM(config)))
         loss: nn.Module = torch.compile(model) if on_gpu and name != LLAMA else model
     else:
         model = LM(config)
@@ -240,151 +231,65 @@ def trainer_of(
         rows = samples.batches(step * batch, batch)
         return [part.pinned() if on_gpu else part for part in rows]
 
-    def some_steps(count: int) -> tuple[float, float]:
+    def some_steps() -> float:
         start = time.perf_counter()
-        for _ in range(count):
+        for _ in range(STEPS):
             value = accumulate_gradients(loss, next(made), ranks, precision)
             clip_gradients(model, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        last = value.item()  # waits for the device
-        return (time.perf_counter() - start) / count * 1e3, last
+        value.item()  # waits for the device
+        return (time.perf_counter() - start) / STEPS * 1e3
 
     with contextlib.closing(prefetched(batches)) as made:
         yield some_steps
 
 
-def train_some(
-    name: str, config: LMConfig, batch: int, steps: int, warmup: int
-) -> dict[str, float]:
-    """Milliseconds a step (median), peak memory, last loss."""
-    with trainer_of(name, config, batch) as some_steps:
-        some_steps(warmup)
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-        turns = [some_steps(5) for _ in range(steps // 5)]
-    peak = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0
-    times, losses = zip(*turns, strict=True)
-    return {"ms": statistics.median(times), "mib": peak, "loss": losses[-1]}
-
-
-def in_turns(names: Sequence[str], shape: LMConfig, batch: int, turns: int) -> dict[str, list]:
-    """Milliseconds a step of competitors that take turns in one process.
-
-    Two runs of one competitor differ by a percent: what costs less shows only side by side.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in names}
-    with contextlib.ExitStack() as stack:
-        runs = {
-            name: stack.enter_context(trainer_of(name, with_rule(shape, name), batch))
-            for name in names
-        }
-        for turn in range(turns + 1):
-            for name in sorted(runs, reverse=turn % 2 == 1):
-                milliseconds, _ = runs[name](5)
-                if turn:  # the first compiles
-                    taken[name].append(milliseconds)
-    return taken
-
-
-def with_rule(shape: LMConfig, name: str) -> LMConfig:
-    return dataclasses.replace(shape, rule=RULES[name])
+def train_alone(name: str, shape: LMConfig, batch: int) -> dict[str, float]:
+    """Milliseconds a step (median) and peak memory."""
+    with trainer_of(name, shape, batch) as some_steps:
+        for _ in range(2):
+            some_steps()
+        reset_peak()
+        return {"ms": statistics.median(some_steps() for _ in range(8)), "mib": peak_mib()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small model")
-    parser.add_argument("--batch", type=int, default=64, help="sequences of a step")
-    parser.add_argument("--turns", type=int, default=2, help="runs of each; the best counts")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the table to append to")
-    parser.add_argument("--pairs", action="store_true", help="SSMax against softmax, in turns")
-    parser.add_argument("--names", nargs="+", choices=list(RULES), default=list(RULES),
-                        metavar="NAME", help="these alone, beside the yardstick")  # fmt: skip
-    parser.add_argument("--only", choices=list(RULES), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    shape = LMConfig()
-    batch, steps, warmup = arguments.batch, 40, 10
-    if arguments.quick:
-        shape = LMConfig(
-            num_layers=2,
-            num_heads=4,
-            hidden_size=64,
-            intermediate_size=128,
-            vocab_size=257,
-            train_length=128,
-        )
-        batch, steps, warmup = 8, 10, 5
-    if arguments.only:
-        config = with_rule(shape, arguments.only)
-        print("result", json.dumps(train_some(arguments.only, config, batch, steps, warmup)))
+    arguments = parser(__doc__)
+    arguments.add_argument("--turns", type=int, help="by default 2, and 20 of --pairs")
+    arguments.add_argument("--pairs", action="store_true", help="SSMax against softmax, in turns")
+    arguments.add_argument("--names", nargs="+", choices=NAMES, default=NAMES, metavar="NAME",
+                           help="these alone, beside the yardstick")  # fmt: skip
+    arguments.add_argument("--only", choices=NAMES, help="one, in this process, as JSON")
+    given = arguments.parse_args()
+    shape, batch = (LMConfig(**SMALL), 8) if given.quick else (LMConfig(), 64)
+    if given.only:
+        print(json.dumps(train_alone(given.only, shape, batch)))
         return
+    keep = functools.partial(
+        record, given.out, "train_speed",
+        f"{shape.num_layers}x{shape.hidden_size} B{batch} T{shape.train_length}",
+        config={"model": shape.to_dict(), "batch": batch},
+    )  # fmt: skip
     error = check_agreement()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    provenance = Provenance.here(
-        config={"model": shape.to_dict(), "batch": batch, "steps": steps}, device=device, seed=SEED
-    )
-    shape_name = f"{shape.num_layers}x{shape.hidden_size} B{batch} T{shape.train_length}"
-    if arguments.pairs:
-        for pair in PAIRS:
-            taken = in_turns(pair, shape, batch, turns=3 if arguments.quick else 20)
-            rows = []
-            for name, times in taken.items():
-                sides = zip(times, taken[pair[0]], strict=True)
-                ratio = statistics.median(mine / other for mine, other in sides)
-                milliseconds = statistics.median(times)
-                print(f"{name:34} {milliseconds:8.2f} ms  x {ratio:.4f}", flush=True)
-                rows.append(
-                    BenchmarkRow(
-                        benchmark="train_speed",
-                        competitor=name,
-                        shape=shape_name,
-                        mode="step, in turns",
-                        milliseconds=round(milliseconds, 3),
-                        ratio=round(ratio, 4),
-                        peak_mib=0.0,
-                        memory_ratio=0.0,
-                        error=float(f"{error:.1e}"),
-                        provenance=provenance,
-                    )
-                )
-            append_csv(arguments.out, rows)
+    if given.pairs:
+        with contextlib.ExitStack() as stack:
+            runs = {
+                name: stack.enter_context(trainer_of(name, shape, batch))
+                for name in (SOFTMAX, SSMAX)
+            }
+            taken = in_turns(runs, given.turns or 20)
+        keep("step, in turns", taken, errors=dict.fromkeys(taken, error))
         return
-    names = list(dict.fromkeys([PLAIN, *arguments.names]))
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    best: dict[str, float] = {}
-    peaks: dict[str, float] = {}
-    for turn in range(arguments.turns):
-        for name in names:
-            command = [sys.executable, __file__, "--only", name, "--batch", str(batch)]
-            command += ["--quick"] if arguments.quick else []
-            out = subprocess.run(command, capture_output=True, text=True, check=False)
-            if out.returncode:
-                print(f"{name:34} failed: {out.stderr.strip()[-300:]}", flush=True)
-                if name == PLAIN:
-                    raise SystemExit("without the yardstick there is no ratio")
-                continue
-            line = out.stdout.strip().splitlines()[-1].removeprefix("result ")
-            results[name].append(json.loads(line))
-            print(f"{name:34} {line}", flush=True)
-            if turn < arguments.turns - 1:
-                continue
-            best[name] = min(found["ms"] for found in results[name])
-            peaks[name] = max(found["mib"] for found in results[name])
-            speed = batch * shape.train_length / best[name] * 1e3
-            print(f"{'':34} {best[name]:8.2f} ms  {speed:10,.0f} tokens/s  {peaks[name]:8.0f} MiB")
-            row = BenchmarkRow(
-                benchmark="train_speed",
-                competitor=name,
-                shape=shape_name,
-                mode="step",
-                milliseconds=round(best[name], 3),
-                ratio=round(best[name] / best[PLAIN], 4),
-                peak_mib=round(peaks[name], 1),
-                memory_ratio=round(peaks[name] / peaks[PLAIN], 4) if peaks[PLAIN] else 0.0,
-                error=float(f"{error:.1e}"),
-                provenance=provenance,
-            )
-            append_csv(arguments.out, [row])
+    names = list(dict.fromkeys([PLAIN, *given.names]))
+    words = ["--quick"] if given.quick else []
+    found = in_processes(__file__, names, given.turns or 2, *words)
+    keep(
+        "step",
+        {name: [one["ms"] for one in each] for name, each in found.items()},
+        peaks={name: max(one["mib"] for one in each) for name, each in found.items()},
+        errors=dict.fromkeys(found, error),
+    )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from ssmax_lab.report.results_tables import (
     written,
 )
 from ssmax_lab.report.study_page import claims as page_claims
-from ssmax_lab.report.study_tables import heads, numbers, probe, said, stretches
+from ssmax_lab.report.study_tables import heads, numbers, probe, stretches
 from ssmax_lab.report.style import as_svg
+from ssmax_lab.report.tables import said
 from ssmax_lab.study.claims import judge
 from ssmax_lab.study.partial import merge
 from ssmax_lab.study.presets import PRESETS

@@ -279,7 +279,7 @@ def test_two_models_never_share_a_column(home, capsys, first, second, change):
 @pytest.mark.parametrize(
     ("base", "message"),
     [("same", "same is converted already, so that adapter cannot go with it"),
-     ("gpt2", "adapter is an adapter for llama, gpt2 is of the family gpt2"),
+     ("gpt2", "a model of model_type = llama, gpt2 has model_type = gpt2"),
      ("wide", "a model of hidden_size = 32, wide has hidden_size = 64")],
 )  # fmt: skip
 def test_an_adapter_is_refused_before_its_base_is_measured(home, capsys, base, message):

@@ -6,7 +6,7 @@ import transformers
 from tiny_models import ENCODER, build, randomise, tokens_of
 
 import ssmax.hf
-from ssmax.hf.positions import learned_positions
+from ssmax.hf.layers import learned_positions
 from ssmax_lab.model.hf_causal_lm import HFCausalLM, check_memory, load_causal
 
 FAMILIES = ["llama", "gpt2", "gemma3", "mistral"]

@@ -75,7 +75,6 @@ DRAWN = {
     "figure7": lambda: figures.figure7({"a": SCORES[2:], "b": SCORES}),
     "figure8": lambda: figures.figure8({"b": SCORES}),
     "sharpness": lambda: figures.sharpness(HEADS, train_length=16),
-    "heads": lambda: figures.sharpness_by_head(HEADS, train_length=16),
     "retrieval": lambda: figures.retrieval({"a": {0: GRID}}, train_length=128),
     "s": lambda: figures.scales({"b": {0: {"x.s": [0.1], "y.s": [0.3]}}}, train_length=64),
     "explorer": explorer,
@@ -219,14 +218,6 @@ def test_sharpness_is_a_mean_over_heads_and_runs():
     figure = figures.sharpness({"a": {**HEADS["a"], 1: other}}, train_length=16)
     assert points(figure, "a")[:, 1] == pytest.approx([1.0, 0.3, 0.2, 0.125])
     assert "changes by \u221238 % with softmax" in figure.title  # 0.2 to 0.125
-
-
-def test_every_heads_change_is_told():
-    figure = figures.sharpness_by_head(HEADS, train_length=16)
-    texts = [row["text"] for row in figure.panels[0].rows if "weight" in row["measure"]]
-    assert texts == ["0.50", "0.50"]
-    assert "2 of 2 with (a)" in figure.title
-    assert figures.sharpness_by_head(HEADS, train_length=64) is None
 
 
 def test_retrieval_is_told_beyond_the_training_length():

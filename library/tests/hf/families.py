@@ -27,8 +27,8 @@ from transformers.models.auto import CONFIG_MAPPING, modeling_auto
 
 import ssmax.hf
 from ssmax.hf.adapter import ssmax_tensors
-from ssmax.hf.conversion import converted_modules
 from ssmax.hf.hook import watched
+from ssmax.hf.layers import converted_modules
 
 MAPPINGS = {
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING,

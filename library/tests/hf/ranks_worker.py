@@ -5,14 +5,21 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accelerate.big_modeling import _attach_context_parallel_hooks
 from tiny_models import build, randomise, tokens_of
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import ssmax.hf
+from ssmax.errors import UsageError
+from ssmax.hf.hook import watched
 from ssmax.nn import SSMaxScale
 
 TOKENS = tokens_of(4, 11)
+LENGTH = 8
+POSITIONS = torch.arange(LENGTH).view(1, -1)
 
 
 def converted():
@@ -75,6 +82,28 @@ def tensor_parallel(folder):
     return found
 
 
+@torch.no_grad()
+def in_a_ring(positions, *, has_window=False):
+    """n of the first layer under PyTorch's ring, whose kernels need a GPU, or what it says."""
+    counts = []
+    model = ssmax.hf.convert(build("mistral" if has_window else "llama"), layers="all")
+    if not has_window:
+        # As Accelerate prepares a model; one with windows it refuses, PyTorch alone does not.
+        _attach_context_parallel_hooks(model)
+    buffers = [TOKENS[:1, :LENGTH].clone(), positions.clone()]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with (
+        context_parallel(mesh, buffers=buffers, buffer_seq_dims=[1, 1]),
+        watched(lambda module, num_keys, *_: counts.append(num_keys)),
+    ):
+        try:
+            model(input_ids=buffers[0], position_ids=buffers[1], use_cache=False)
+        except NotImplementedError:
+            return counts[0].flatten().tolist(), buffers[1].flatten().tolist()
+        except UsageError as error:
+            return str(error)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -96,4 +125,10 @@ if __name__ == "__main__":
         found["fsdp2 bfloat16, one group"] = str(error)
     if dist.get_rank() == 0:
         torch.save(found, folder / "found.pt")
+    rings = {
+        "rising": in_a_ring(POSITIONS),
+        "packed": in_a_ring(POSITIONS % 3),
+        "window": in_a_ring(POSITIONS, has_window=True),
+    }
+    torch.save(rings, folder / f"ring{dist.get_rank()}.pt")
     dist.destroy_process_group()

@@ -15,9 +15,9 @@ from tiny_models import BART, CAUSAL, GPT2, OTHERS, SHARED, build, inputs_of, ra
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import ssmax.hf
-from ssmax.hf.conversion import Conversion, window_of
+from ssmax.hf.conversion import Conversion
 from ssmax.hf.hook import watched
-from ssmax.hf.own_scales import own_scale
+from ssmax.hf.layers import own_scale, window_of
 from ssmax.hf.verification import audited
 from ssmax.nn import RULES
 from ssmax.ops.visible import Ramp
@@ -49,97 +49,6 @@ def test_identity_changes_no_bit_and_revert_leaves_no_trace(name):
     assert ssmax.hf.revert(model) is model
     assert torch.equal(model(**inputs).logits, before)
     assert set(model.state_dict()) == keys and not hasattr(model.config, "ssmax")
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("t5", "gemma3")])
-def test_weights_are_those_of_softmax_to_the_power_of_the_factor(name, padded):
-    """In the first layer the queries and keys are softmax's own, so its weights tell the logits.
-
-    softmax(f z) is proportional to softmax(z) ** f; n is the number of weights that are not 0. No
-    mask is read and nothing is counted by the code under test.
-    """
-    model = build(name)
-    model.set_attn_implementation("eager")
-    inputs = inputs_of(model, tokens_of(), left_padded() if padded else None)
-
-    def first_weights():
-        out = model(**inputs, output_attentions=True)
-        return (out.decoder_attentions if model.config.is_encoder_decoder else out.attentions)[0]
-
-    plain = first_weights().double()
-    randomise(ssmax.hf.convert(model, layers="all"))
-    found = first_weights().double()
-    first = next(module for _, module in ssmax.hf.conversion.converted_modules(model)).ssmax
-    n = (plain > 0).sum(-1, keepdim=True)
-    factor = first.s.double().view(1, -1, 1, 1) * n.log() + first.bias.double().view(1, -1, 1, 1)
-    powers = torch.where(plain > 0, plain**factor, 0.0)
-    wanted = powers / powers.sum(-1, keepdim=True)
-    rows = left_padded().bool()[:, None, :, None] if padded else torch.ones(1, dtype=torch.bool)
-    torch.testing.assert_close(found * rows, wanted * rows, rtol=1e-4, atol=1e-6)
-    assert (found - plain).abs().max() > 0.02
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", EVERY)
-def test_sdpa_and_eager_agree_under_padding(name):
-    model = randomise(ssmax.hf.convert(build(name), layers="all", attention="all"))
-    mask = left_padded()
-    inputs = inputs_of(model, tokens_of(), mask)
-    outs = []
-    for implementation in ("sdpa", "eager"):
-        model.set_attn_implementation(implementation)
-        outs.append(model(**inputs).logits[mask.bool()])
-    torch.testing.assert_close(*outs, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("name", list(CAUSAL))
-def test_generation_from_unequal_prompts_is_that_of_each_alone(name, cache):
-    """Left-padded, cached and batched against one full forward a token, no cache, no padding."""
-    model = randomise(ssmax.hf.convert(build(name), layers="all"))
-    mask = left_padded((9, 4, 7))
-    tokens = tokens_of(3, 9) * mask
-    options = {"do_sample": False, "max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
-    out = model.generate(
-        tokens, attention_mask=mask, cache_implementation=cache, **options
-    )[:, 9:]  # fmt: skip
-    for row, length in enumerate((9, 4, 7)):
-        alone = tokens[row : row + 1, -length:]
-        for _ in range(6):
-            with torch.no_grad():
-                logits = model(input_ids=alone, use_cache=False).logits
-            alone = torch.cat((alone, logits[:, -1:].argmax(-1)), dim=1)
-        assert out[row].tolist() == alone[0, length:].tolist()
-
-
-@torch.no_grad()
-def test_any_split_into_chunks_gives_the_same_logits():
-    from transformers import DynamicCache
-
-    model = randomise(ssmax.hf.convert(build("llama").double()))
-    tokens = tokens_of(2, 12)
-    whole = model(input_ids=tokens, use_cache=False).logits
-    for sizes in ([5, 1, 6], [1] * 12, [11, 1]):
-        cache, parts = DynamicCache(config=model.config), []
-        for part in tokens.split(sizes, dim=1):
-            parts.append(model(input_ids=part, past_key_values=cache, use_cache=True).logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-10)
-
-
-@torch.no_grad()
-def test_a_row_does_not_depend_on_its_neighbours():
-    model = randomise(ssmax.hf.convert(build("llama").double()))
-    tokens, mask = tokens_of(), left_padded()
-    batch = model(input_ids=tokens, attention_mask=mask).logits[1, -6:]
-    positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    right = model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits[1, -6:]
-    alone = model(input_ids=tokens[1:, -6:]).logits[0]
-    torch.testing.assert_close(right, alone, rtol=1e-9, atol=1e-10)
-    # Rotary attention knows differences of positions only (its tables are float32): with default
-    # positions, 0 to T - 1 in every row, n is the same.
-    torch.testing.assert_close(batch, alone, rtol=1e-4, atol=1e-6)
 
 
 @torch.no_grad()
@@ -354,7 +263,7 @@ def test_verify_finds_a_layer_that_is_not_reached():
         ssmax.hf.verify(model)
 
 
-def test_verify_tells_a_layer_that_was_not_run_from_one_that_was_not_reached():
+def test_verify_names_layers_that_the_inputs_do_not_lead_to():
     model = ssmax.hf.convert(tf.BartForCausalLM(tf.BartConfig(**BART)).eval(), attention="all")
     tokens = {"input_ids": tokens_of(1, 12)}
     for inputs, what in ((None, "tokens alone"), (tokens, "these inputs")):
@@ -362,11 +271,10 @@ def test_verify_tells_a_layer_that_was_not_run_from_one_that_was_not_reached():
             ssmax.hf.verify(model, inputs)
     read = {**tokens, "encoder_hidden_states": torch.randn(1, 9, 32)}
     assert ssmax.hf.verify(model, read).layers == 4
-    assert not any(module._forward_pre_hooks for module in model.modules())
     layer = model.model.decoder.layers[1]
     layer.self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
     with pytest.raises(ValueError, match=r"1 of 4 .*1.self_attn'.* interface"):
-        ssmax.hf.verify(model)
+        ssmax.hf.verify(model, read)
 
 
 @pytest.mark.parametrize(

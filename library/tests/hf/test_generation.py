@@ -29,6 +29,19 @@ BATCHED = {
 }
 
 
+# Outside slow tests: all families with a cache, two in all ways.
+ALL_WAYS = ("llama", "gemma3_mixed")
+
+
+def ways(names, *, for_all=()):
+    return [
+        pytest.param(family, way, marks=() if is_few else pytest.mark.slow)
+        for family in FAMILIES
+        for way in names
+        for is_few in [family in ALL_WAYS or way in for_all]
+    ]
+
+
 def converted(family):
     return randomise(ssmax.hf.convert(build(family), layers="all"))
 
@@ -57,8 +70,7 @@ def greedy_alone(model, prompt):
     return prompt
 
 
-@pytest.mark.parametrize("way", BATCHED)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "way"), ways(BATCHED, for_all=["dynamic cache"]))
 def test_batches_of_unequal_prompts_give_the_logits_of_the_full_forward(family, way):
     model = converted(family)
     out = model.generate(**left_padded(), **OPTIONS, **BATCHED[way])
@@ -85,8 +97,7 @@ def test_beams_have_the_probabilities_of_the_full_forward(family):
         torch.testing.assert_close(score, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "way"), ways(["assistant", "prompt lookup"]))
 def test_guessed_tokens_are_checked_as_the_full_forward_would(family, way):
     model = converted(family)
     options = {"prompt_lookup_num_tokens": 3}

@@ -118,3 +118,20 @@ def test_what_was_split_is_saved_whole(folder):
         loaded = ssmax.hf.load(base, folder / "adapter" / rank)
         assert torch.equal(loaded(input_ids=TOKENS).logits, wanted)
         ssmax.hf.revert(base)
+
+
+def test_in_pytorchs_ring_n_is_that_of_the_sequence_or_refused(folder):
+    """Its order is a zigzag; its kernels need GPUs, so n is looked at before them."""
+    ranks = [torch.load(folder / f"ring{rank}.pt") for rank in range(2)]
+    for each in ranks:
+        n, positions = each["rising"]
+        assert n == [position + 1 for position in positions]
+        assert "packed" in each["packed"] and "window" in each["window"]
+    assert sorted(ranks[0]["rising"][0] + ranks[1]["rising"][0]) == list(range(1, 9))
+
+
+def test_under_ulysses_logits_are_those_of_one_process(on_ranks, tmp_path):
+    pytest.importorskip("deepspeed")
+    on_ranks(2, Path(__file__).parent / "ulysses_worker.py", tmp_path)
+    for rank in range(2):
+        torch.testing.assert_close(*torch.load(tmp_path / f"{rank}.pt"))

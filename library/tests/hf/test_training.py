@@ -135,6 +135,7 @@ def test_trainer_resumed_is_trainer_uninterrupted(tmp_path):
 
 
 @NO_NOISE
+@pytest.mark.slow
 def test_sft_trainer_resumed_is_sft_trainer_uninterrupted(tmp_path):
     def make(folder):
         model = ssmax.hf.convert(build("llama"))

@@ -27,7 +27,7 @@ sj = pytest.importorskip("ssmax.jax")
 SITUATIONS = 64
 DRAWS = 16
 """64 drawn situations, each with 16 drawings of all that may change without a new program: 1,024
-cases for 64 compilations, which are what takes time."""
+cases for 64 compilations, which are what takes time. Outside slow tests, the first 16."""
 
 
 def to_numpy(x):
@@ -174,7 +174,10 @@ def program(case: Case):
     return call
 
 
-@pytest.mark.parametrize("situation", range(SITUATIONS))
+@pytest.mark.parametrize(
+    "situation",
+    [pytest.param(i, marks=() if i < 16 else pytest.mark.slow) for i in range(SITUATIONS)],
+)
 def test_values_and_gradients_are_those_of_the_definition(situation):
     # Not float16: see above.
     dtype = (torch.float64, torch.float64, torch.float32, torch.bfloat16)[situation % 4]

@@ -101,6 +101,14 @@ def mean_between(start: int, stop: int | None) -> Callable[[PositionLoss], float
     return mean
 
 
+def mean_differences(
+    losses: ByReplica[PositionLoss], start: int, stop: int | None
+) -> dict[str, list[float]]:
+    """Average over these positions what each configuration loses less than (a) does."""
+    mean = mean_between(start, stop)
+    return differences(losses, lambda base, own: mean(own) - mean(base))
+
+
 def retrieval_accuracy(length: int, *, is_long: bool) -> Callable[[list[NeedleTrial]], float]:
     """Make the function that gives the accuracy within the training length, or beyond it."""
 

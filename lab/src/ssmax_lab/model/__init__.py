@@ -13,15 +13,5 @@ if TYPE_CHECKING:
     from ssmax_lab.model.model import LM as LM
     from ssmax_lab.model.saving import load_lm as load_lm
     from ssmax_lab.model.saving import save_lm as save_lm
-
-_HOME_OF = {
-    "LM": "model",
-    "LMConfig": "config",
-    "load_lm": "saving",
-    "save_lm": "saving",
-    "to_llama_weights": "llama",
-}
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
-    __all__ = sorted(_HOME_OF)
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

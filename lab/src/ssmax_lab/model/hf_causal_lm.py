@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import load
-from ssmax.hf.conversion import module_device
 from ssmax.hf.full_checkpoint import from_pretrained, load_plain
-from ssmax.hf.positions import learned_positions
+from ssmax.hf.layers import learned_positions, module_device
 from ssmax.hf.sources import check_source, read_by_transformers
 from ssmax.hf.written_config import CLASS_PREFIX, KEY
 

@@ -64,9 +64,6 @@ CAPTIONS |= {
     "_grid": "The share of hidden numbers that a model finds whole, by the length of the context. "
     "It was taught to find them in documents no longer than the first mark, in pretraining; a "
     "model that fails there did not learn the task, and has no part in a verdict.",
-    "_heads": "From the last n of training to the longest measured, in the first run: the factor "
-    "by which a head's largest weight changes, and the entropy that it gains. Blue heads lose "
-    "sharpness.",
     "_s": "One value for each layer and head of the first run, coloured by its distance from the "
     "value it started at.",
 }

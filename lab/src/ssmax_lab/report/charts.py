@@ -1,26 +1,15 @@
 """The forms that figures are made of: curves with bands and direct labels, and heat maps."""
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ssmax_lab.configurations import labels, look
-from ssmax_lab.report.style import (
-    CHARACTER,
-    GRID,
-    HEIGHT,
-    HOVER,
-    LINE,
-    QUIET,
-    Panel,
-    Table,
-    altair,
-)
-from ssmax_lab.report.tables import wide_table
+from ssmax_lab.report.style import CHARACTER, GRID, HEIGHT, HOVER, LINE, QUIET, Panel, altair
+from ssmax_lab.report.tables import Table, wide_table
 
 DASHES = {"-": [1, 0], "--": [6, 3], "-.": [6, 2, 1, 2], ":": [2, 2]}
 OTHERS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
@@ -110,7 +99,7 @@ def curves(
     marks: Sequence[Mark] = (),
     measures: Sequence[str] = (),
     dots: bool = False,
-    shape: str = "",
+    points: Sequence[Row] = (),
     toggles: bool = True,
     height: int = HEIGHT,
 ) -> Panel:
@@ -118,7 +107,7 @@ def curves(
 
     A row has its series' `name`, its place under `x`'s own name, and `y`. Of several `measures`, of
     which every row names one, the reader chooses; they stand where the title of the y axis does.
-    `shape` names the field of rows that says what marker a point has.
+    `points` are drawn beside the curves; an `answer` says what marker one has.
     """
     alt = altair()
     names = [one.name for one in series]
@@ -128,7 +117,7 @@ def curves(
         for row in rows
         if row["name"] in label_of
     ]
-    data = alt.Chart()
+    data, beside = alt.Chart(), alt.Chart(alt.Data(values=list(points)))
     params: list[Any] = []
     if len(measures) > 1:
         bind = alt.binding_radio(options=list(measures), name="shown")
@@ -141,7 +130,7 @@ def curves(
             for one in series
         ]  # fmt: skip
         shown = ",".join(f"'{name}':show_{_word(name)}" for name in names)
-        data = data.transform_filter(f"{{{shown}}}[datum.name]")
+        data, beside = (one.transform_filter(f"{{{shown}}}[datum.name]") for one in (data, beside))
     zoom = alt.selection_interval(
         name=f"zoom_{_word(title or x + y)}",
         bind="scales",
@@ -158,38 +147,22 @@ def curves(
     dash = alt.StrokeDash("name:N", legend=None).scale(
         domain=names, range=[DASHES[one.dash] for one in series]
     )
-    x_scale: dict[str, Any] = {"type": "log", "base": 2} if log_x else {"zero": False}
-    x_scale["nice"] = False
-    y_scale: dict[str, Any] = {"type": "log"} if log_y else {"zero": zero}
-    if domain is not None:
-        y_scale["domain"] = list(domain)
-    elif zero:
-        y_scale["domainMin"] = 0
-    elif log_y:
-        y_scale |= {"nice": False, "domainMin": 0.8 * min(row["low"] for row in values)}
-    places = [row[x] for row in values]
-    axis = alt.Axis(format=",d", tickCount=7, labelOverlap="greedy")
-    if log_x and max(places) >= 2**17:
-        axis.labelOverlap = "parity"
-        axis.labelExpr = (
-            "datum.value < 1024 ? datum.label : datum.value < 1048576 ? datum.value / 1024 + ' k' "
-            ": datum.value / 1048576 + ' M'"
-        )
-    at = alt.X(f"{x}:Q", title=x, axis=axis).scale(**x_scale)
-    ticks = {"values": _decades(values), "format": "~g"} if log_y else {"tickCount": 6}
-    up = alt.Y("y:Q", title=None, axis=alt.Axis(**ticks)).scale(**y_scale)
+    at, up, x_scale = _axes(values, x, log_x=log_x, log_y=log_y, zero=zero, domain=domain)
     layers = []
     if has_bands := any(row["low"] != row["high"] for row in values):
         band = data.mark_area(opacity=0.14, clip=True)
         layers.append(band.encode(at, alt.Y("low:Q", title=None), alt.Y2("high"), colour))
-    line = data.mark_line(strokeWidth=2, clip=True, point=_dot() if dots else False)
+    line = data.mark_line(
+        strokeWidth=2, clip=True, point=alt.OverlayMarkDef(size=34, filled=True) if dots else False
+    )
     layers.append(line.encode(at, up, colour, dash))
-    if shape:
-        marker = alt.Shape(f"{shape}:N", legend=None).scale(
+    if points:
+        drawn = beside.mark_point(size=26, strokeWidth=1.6, opacity=0.9, tooltip=None, clip=True)
+        marker = alt.Shape("answer:N", legend=None).scale(
             domain=list(SHAPES), range=list(SHAPES.values())
         )
-        points = data.mark_point(size=26, strokeWidth=1.6, opacity=0.9, tooltip=None, clip=True)
-        layers.append(points.encode(at, up, colour, marker))
+        layers.append(drawn.encode(at, up, colour, *([marker] if "answer" in points[0] else [])))
+    places = [row[x] for row in values]
     for line, mark in enumerate(marks):
         layers.append(
             _mark(alt, mark, line, x_scale, height, is_left=_is_right(mark.x, places, log_x))
@@ -235,6 +208,39 @@ def curves(
         tables=tables,
         right=min(170, round(10 + CHARACTER * longest)),
     )
+
+
+def _axes(
+    values: Sequence[Row],
+    x: str,
+    *,
+    log_x: bool,
+    log_y: bool,
+    zero: bool,
+    domain: tuple[float, float] | None,
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Make both axes, and the scale of x, which marks share."""
+    alt = altair()
+    x_scale: dict[str, Any] = {"type": "log", "base": 2} if log_x else {"zero": False}
+    x_scale["nice"] = False
+    y_scale: dict[str, Any] = {"type": "log"} if log_y else {"zero": zero}
+    if domain is not None:
+        y_scale["domain"] = list(domain)
+    elif zero:
+        y_scale["domainMin"] = 0
+    elif log_y:
+        y_scale |= {"nice": False, "domainMin": 0.8 * min(row["low"] for row in values)}
+    axis = alt.Axis(format=",d", tickCount=7, labelOverlap="greedy")
+    if log_x and max(row[x] for row in values) >= 2**17:
+        axis.labelOverlap = "parity"
+        axis.labelExpr = (
+            "datum.value < 1024 ? datum.label : datum.value < 1048576 ? datum.value / 1024 + ' k' "
+            ": datum.value / 1048576 + ' M'"
+        )
+    at = alt.X(f"{x}:Q", title=x, axis=axis).scale(**x_scale)
+    ticks = {"values": _decades(values), "format": "~g"} if log_y else {"tickCount": 6}
+    up = alt.Y("y:Q", title=None, axis=alt.Axis(**ticks)).scale(**y_scale)
+    return at, up, x_scale
 
 
 def _labels(
@@ -319,10 +325,6 @@ def _y_title(alt: Any, measures: Sequence[str], y: str) -> Any:
     )  # fmt: skip
 
 
-def _dot() -> Any:
-    return altair().OverlayMarkDef(size=34, filled=True)
-
-
 def _decades(values: Sequence[Row]) -> list[float]:
     """Choose ticks of a logarithmic axis: 1, 2 and 5 of every power of ten."""
     low = min(row["low"] for row in values)
@@ -340,53 +342,28 @@ def heat_map(
     *,
     x: str,
     y: str,
-    title: str = "",
-    scheme: str = "cividis",
-    domain: tuple[float, float] = (0.0, 1.0),
-    choices: Mapping[str, Sequence[str]] | None = None,
+    title: str,
+    scheme: Literal["cividis", "blueorange"] = "cividis",
     tooltip: Sequence[str] = (),
-    height: int = 240,
 ) -> Panel:
-    """Draw a map whose cells hold numbers: each row has a `share` of the domain and a `text`.
-
-    Of `choices` (field: options) the reader selects; every row names one of each.
-    """
+    """Draw a map whose cells hold numbers: each row has a `share`, from 0 to 1, and a `text`."""
     alt = altair()
-    params = [
-        alt.param(name=field, value=options[0],
-                  bind=alt.binding_select(options=list(options), name=field))
-        for field, options in (choices or {}).items()
-    ]  # fmt: skip
-    data = alt.Chart()
-    for param in params:
-        data = data.transform_filter(f"datum['{param.name}'] == {param.name}")
     order = list(dict.fromkeys(row[y] for row in rows))
     places = list(dict.fromkeys(row[x] for row in rows))
     angle = -45 if max(map(len, places)) > 3 else 0
     at = alt.X(f"{x}:N", sort=places, axis=alt.Axis(labelAngle=angle, ticks=False, domain=False))
     up = alt.Y(f"{y}:N", sort=order)
-    shade = alt.Color("share:Q", legend=None).scale(scheme=scheme, domain=list(domain), clamp=True)
+    shade = alt.Color("share:Q", legend=None).scale(scheme=scheme, domain=[0.0, 1.0], clamp=True)
     told = [alt.Tooltip(f"{field}:N") for field in (x, y, *tooltip)]
+    data = alt.Chart()
     cells = data.mark_rect(stroke=GRID, strokeWidth=0.5).encode(at, up, shade, tooltip=told)
     # cividis is dark at its low end, a diverging scheme at both.
-    middle, half = sum(domain) / 2, (domain[1] - domain[0]) / 2
-    is_dark = (
-        f"datum.share < {middle}"
-        if scheme == "cividis"
-        else f"abs(datum.share - {middle}) > {0.6 * half}"
-    )
+    is_dark = "datum.share < 0.5" if scheme == "cividis" else "abs(datum.share - 0.5) > 0.3"
     words = data.mark_text(fontSize=10).encode(
         at, up, alt.Text("text:N"), tooltip=told,
         color=alt.condition(is_dark, alt.value("white"), alt.value("black")),
     )  # fmt: skip
-    chart = alt.layer(cells, words).add_params(*params).properties(height=height)
-    tables = []
-    for chosen in itertools.product(*(choices or {}).values()):
-        lines: dict[str, list[str]] = {place: [place] for place in order}
-        for row in rows:
-            if all(row[field] == one for field, one in zip(choices or {}, chosen, strict=True)):
-                lines[row[y]].append(row["text"])
-        caption = ", ".join(filter(None, (title, *chosen)))
-        kept = [line for line in lines.values() if len(line) > 1]
-        tables.append(Table(header=[f"{y} \\ {x}", *places], rows=kept, caption=caption))
-    return Panel(chart.properties(title=title) if title else chart, rows, tables=tables)
+    lines = [[place, *(row["text"] for row in rows if row[y] == place)] for place in order]
+    table = Table(header=[f"{y} \\ {x}", *places], rows=lines, caption=title)
+    chart = alt.layer(cells, words).properties(height=240, title=title)
+    return Panel(chart, rows, tables=[table])

@@ -39,8 +39,8 @@ from ssmax_lab.analysis.measures import (
 from ssmax_lab.configurations import CONTROL, MEASURED, called, look
 from ssmax_lab.records import NeedleScore, NeedleTrial, PositionLoss, RetrievalGrid, Sharpness
 from ssmax_lab.report.charts import Mark, Row, Series, curves, heat_map, over_runs, series_of, short
-from ssmax_lab.report.style import Figure, Panel, Table
-from ssmax_lab.report.tables import percent
+from ssmax_lab.report.style import Figure, Panel
+from ssmax_lab.report.tables import Table, percent
 
 FIRST_SHOWN = ("a", "b", CONTROL)
 IN_TITLES = {"a": "softmax", "b": "SSMax", CONTROL: "a learned temperature"}
@@ -77,7 +77,6 @@ def study_figures(findings: Findings) -> dict[str, Figure]:
         found["8"] = figure8(pooled(findings.scores))
     if findings.sharpness:
         found["1_in_heads"] = sharpness(findings.sharpness, train_length=length)
-        found["_heads"] = sharpness_by_head(findings.sharpness, train_length=length)
     if findings.grids:
         found["_grid"] = retrieval_grid(findings.grids, train_length=length)
     found["_s"] = scales(findings.scales, train_length=length)
@@ -146,19 +145,17 @@ def figure2(tables: Mapping[Any, Sequence[float]]) -> Figure:
             f"{words.get(rival, rival)} {percent(means[rival])}"
         )
     measures = list(dict.fromkeys(row["measure"] for row in rows))
-    return Figure(
-        title=title,
-        panels=[curves(rows, series, x="n", y="", log_x=True, measures=measures)],
-        more_tables=[Table(header=["seed", "fit", "a1", "a2", "R²"], rows=fitted)],
-    )
+    panel = curves(rows, series, x="n", y="", log_x=True, measures=measures)
+    fits = Table(header=["seed", "fit", "a1", "a2", "R²"], rows=fitted)
+    return Figure(title=title, panels=[dataclasses.replace(panel, tables=[fits, *panel.tables])])
 
 
 def figure3() -> Figure:
     """Draw C3: what z_max a vector (0 ... 1, z_max) needs before the largest output leads."""
     tops = [round(top, 2) for top in np.linspace(0.0, 20.0, 81).tolist()]
     shades = {
-        "softmax": ("#b3b8bf", "#8b929c", "#5a6270", look("a").colour),
-        f"SSMax, s = {FIGURE_1_S}": ("#f6c19a", "#ee9a5c", "#e27427", look("b").colour),
+        "softmax": ("#949aa5", "#7a828e", "#545c69", look("a").colour),
+        f"SSMax, s = {FIGURE_1_S}": ("#eba76f", "#e68a45", "#de6f1e", look("b").colour),
     }
     panels = []
     for title, colours in shades.items():
@@ -315,11 +312,9 @@ def _told_difference(where: str, values: Sequence[float]) -> str:
     return f"{begin} {abs(mean):.3f} nats {'below' if mean < 0 else 'above'} softmax's ({seeds})"
 
 
-def figure6(
-    trials: Mapping[str, Sequence[NeedleTrial]], *, shown: Sequence[str] = FIRST_SHOWN
-) -> Figure:
+def figure6(trials: Mapping[str, Sequence[NeedleTrial]]) -> Figure:
     """Draw C6: accuracy by context size and depth, in percent, a map for each configuration."""
-    first = [name for name in trials if name in shown] or list(trials)[:3]
+    first = [name for name in trials if name in FIRST_SHOWN] or list(trials)[:3]
     panels, titles = [], []
     for name in [*first, *(name for name in trials if name not in first)]:
         lengths, depths, whole = accuracy_map(trials[name])
@@ -464,7 +459,7 @@ def figure8(scores: Mapping[str, Sequence[NeedleScore]]) -> Figure:
             rows.append({"name": name, "trials, %": share, "y": top, "answer": said_word(one)})
     chart = curves(
         rows, series_of(list(scores), FIRST_SHOWN), x="trials, %", y="top needle score", zero=True,
-        form=".3f", shape="answer",
+        form=".3f", points=rows,
     )  # fmt: skip
     cells = [
         [look(row["name"]).label, f"{row['trials, %']:g}", f"{row['y']:.3f}", row["answer"]]
@@ -527,39 +522,9 @@ def sharpness(found: ByReplica[Sharpness], *, train_length: int) -> Figure:
     )
 
 
-def sharpness_by_head(found: ByReplica[Sharpness], *, train_length: int) -> Figure | None:
-    """Draw how every head's sharpness changes from the training length to the last n.
-
-    None where nothing longer was measured.
-    """
-    rows: list[Row] = []
-    faded: dict[str, str] = {}
-    measures = ("largest weight, times", "entropy, nats more")
-    for name, by_replica in found.items():
-        replica = min(by_replica)
-        record = by_replica[replica]
-        before, after = last_seen_and_last(record, train_length)
-        if before == after:
-            continue
-        title = f"{look(name).label}, {replica}"
-        weights, entropy = np.asarray(record.largest), np.asarray(record.entropy)
-        factors = weights[:, :, after] / weights[:, :, before]
-        gains = entropy[:, :, after] - entropy[:, :, before]
-        faded[name] = f"{(factors <= 0.5).sum()} of {factors.size} with {called(name)}"
-        most = max(float(np.abs(gains).max()), 1e-9)
-        for measure, grid, share, form in (
-            (measures[0], factors, 0.5 + np.log2(np.maximum(factors, 1e-6)) / 4, ".2f"),
-            (measures[1], gains, 0.5 - gains / (2 * most), "+.1f"),
-        ):
-            rows += _by_head(grid, share, form, configuration=title, measure=measure)
-    told = [faded[name] for name in ("a", "b") if name in faded] or list(faded.values())[:2]
-    title = f"Heads whose largest weight falls to half or less: {'; '.join(told)}"
-    return _map_of_heads(title, rows, "configuration", "measure")
-
-
 def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Figure | None:
     """Draw the learned s, and b, of every head of the first run; None where none is learned."""
-    rows: list[Row] = []
+    panels: list[Panel] = []
     told = []
     for name, by_replica in found.items():
         replica = min(by_replica)
@@ -569,34 +534,20 @@ def scales(found: ByReplica[dict[str, list[float]]], *, train_length: int) -> Fi
                 continue
             start = first_s(look(name).rule, train_length) if parameter == "s" else 0.0
             most = max(float(np.abs(grid - start).max()), 1e-9)
+            rows = [
+                {
+                    "layer": f"{layer + 1}",
+                    "head": f"{head + 1}",
+                    "share": short(0.5 + float(grid[layer, head] - start) / (2 * most)),
+                    "text": f"{grid[layer, head]:.2f}".replace("-", "\u2212"),
+                }
+                for layer, head in np.ndindex(*grid.shape)
+            ]
             title = f"{parameter} of {look(name).label}, {replica}, start {start:.3g}"
-            rows += _by_head(grid, 0.5 + (grid - start) / (2 * most), ".2f", parameter=title)
+            panels.append(heat_map(rows, x="head", y="layer", title=title, scheme="blueorange"))
             above = f"{(grid > start).sum()} of {grid.size} heads end above their start"
             told.append(f"{parameter} of {called(name)}: {above}")
-    title = next((one for one in told if one.startswith("s of (b)")), "".join(told[:1]))
-    return _map_of_heads(title, rows, "parameter")
-
-
-def _by_head(grid: np.ndarray, share: np.ndarray, form: str, **more: str) -> list[Row]:
-    """Make the rows of a map of layers and heads."""
-    return [
-        {
-            "layer": f"{layer + 1}",
-            "head": f"{head + 1}",
-            "share": short(float(np.clip(share[layer, head], 0, 1))),
-            "text": f"{grid[layer, head]:{form}}".replace("-", "\u2212"),
-            **more,
-        }
-        for layer, head in np.ndindex(*grid.shape)
-    ]
-
-
-def _map_of_heads(title: str, rows: Sequence[Row], *fields: str) -> Figure | None:
-    """Draw a map of layers and heads, of which the reader chooses by these fields."""
-    if not rows:
+    if not panels:
         return None
-    choices = {field: list(dict.fromkeys(row[field] for row in rows)) for field in fields}
-    chart = heat_map(
-        rows, x="head", y="layer", scheme="blueorange", choices=choices, tooltip=("text",)
-    )
-    return Figure(title=title, panels=[chart])
+    title = next((one for one in told if one.startswith("s of (b)")), told[0])
+    return Figure(title=title, panels=panels, width=400, num_first=2)

@@ -14,7 +14,8 @@ from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.records import Provenance
 from ssmax_lab.report.charts import series_of
 from ssmax_lab.report.explorer import explorer
-from ssmax_lab.report.style import GRID, INK, LINE, QUIET, Figure, Table, as_svg, dark, dark_rules
+from ssmax_lab.report.style import GRID, INK, LINE, QUIET, Figure, as_svg, dark, dark_rules
+from ssmax_lab.report.tables import Table
 
 MISSING = "Not measured in this study"
 SYMBOLS = {"supported": "✓", "contradicted": "✕", "no difference": "=", "inconclusive": "?",
@@ -61,11 +62,6 @@ def explorer_page() -> str:
     """Make the explorer alone, for other pages to hold: explorer.html#dark or #light."""
     shown = {"id": "figure-explorer", "figure": explorer(), "is_untitled": True}
     return document("Softmax and SSMax", explorer=shown, is_alone=True)
-
-
-def explorer_part() -> dict[str, Any]:
-    """Make the explorer for a page."""
-    return {"id": "figure-explorer", "figure": explorer()}
 
 
 def origins(found: Sequence[tuple[str, Provenance]]) -> Table:

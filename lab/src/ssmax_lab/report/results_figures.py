@@ -7,14 +7,19 @@ import numpy as np
 
 from ssmax_lab.analysis.findings import ByReplica, Findings
 from ssmax_lab.analysis.formulas import breaks_at
-from ssmax_lab.analysis.measures import differences, learned, mean_between, octave_differences
+from ssmax_lab.analysis.measures import (
+    differences,
+    learned,
+    mean_differences,
+    octave_differences,
+)
 from ssmax_lab.analysis.statistics import over_seeds
 from ssmax_lab.configurations import CONTROL, PILOT_SEED, called, look
 from ssmax_lab.records import PositionLoss
 from ssmax_lab.report.charts import DASHES, Mark, Row, Series, curves, over_runs, series_of, short
 from ssmax_lab.report.figures import LESS
 from ssmax_lab.report.study_page import parameters
-from ssmax_lab.report.style import INK, LINE, QUIET, Figure, Panel, altair
+from ssmax_lab.report.style import INK, LINE, Figure, Panel, altair
 
 FIVE = ("a", "b", "mean_log", "constant", CONTROL)
 """Softmax, SSMax, a constant in training and at test time, and the control."""
@@ -32,7 +37,7 @@ NAMED: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 """Dots of the scatter plot that have a label, and where it stands clear of the others."""
 FEW_KEYS = 8
 """From here on the learned factor is compared; before it a weight has too few rivals."""
-RETRIEVING = ("a", "b", "constant", "b_held")
+RETRIEVING = {"a": "softmax", "b": "SSMax", "constant": "a constant", "b_held": "n held"}
 """Softmax, SSMax, and what of their difference a constant and the growth beyond it make."""
 _UNSATURATED = "where softmax retrieves neither all nor nothing,"
 MORE_THAN_SOFTMAX = {
@@ -77,12 +82,6 @@ def _bases(findings: Findings) -> list[tuple[str, ByReplica[PositionLoss], int, 
     ]
 
 
-def _less(losses: ByReplica[PositionLoss], start: int, stop: int) -> dict[str, list[float]]:
-    """Average what every configuration's loss is less (a)'s of the same seed and part."""
-    mean = mean_between(start, stop)
-    return differences(losses, lambda base, own: mean(own) - mean(base))
-
-
 def loss_at_length(findings: Findings) -> Figure:
     """Draw the loss less (a)'s by position, five configurations at both bases."""
     length = findings.train_length
@@ -101,12 +100,12 @@ def loss_at_length(findings: Findings) -> Figure:
                 y=LESS, title=base, log_x=True, marks=marks, height=320,
             )
         )  # fmt: skip
-        means = _less(losses, length, end)
+        means = mean_differences(losses, length, end)
         moves = {name: f"{np.mean(means[name]):+.3f} nats" for name in ("b", "constant")}
         told.append({name: move.replace("-", "\u2212") for name, move in moves.items()})
     return Figure(
         title=f"From T to 4T at the unchanged base SSMax changes the loss by "
-        f"{told[0]['b']}, a constant by {told[0]['constant']}; at the larger "
+        f"{told[0]['b']}, a constant at test time by {told[0]['constant']}; at the larger "
         f"base, to the RoPE limit, by {told[1]['b']} and {told[1]['constant']}",
         panels=panels,
         width=400,
@@ -122,7 +121,7 @@ def forest(findings: Findings) -> Figure:
         domain=list(GROUPS), range=[look("b").colour, look(CONTROL).colour, "#6b7280"]
     )
     for base, losses, end, words in _bases(findings):
-        less = _less(losses, findings.train_length, end)
+        less = mean_differences(losses, findings.train_length, end)
         rows = []
         for group, members in GROUPS.items():
             for name in members:
@@ -166,7 +165,7 @@ def sharpness_against_loss(findings: Findings) -> Figure:
     """Draw how sharpness at 4T and the loss from T to 4T go together, a dot a configuration."""
     alt = altair()
     length = findings.train_length
-    less = _less(findings.position_losses, length, 4 * length)
+    less = mean_differences(findings.position_losses, length, 4 * length)
     rows = []
     for name in (name for name in findings.sharpness if name in less):
         changes = []
@@ -263,10 +262,7 @@ def retrieval_by_length(studies: Sequence[Findings]) -> Figure:
     last = studies[-1]
     bases = next(iter(last.grids["a"].values())).base_factors
     shown = [*((findings, 1.0) for findings in studies), (last, bases[len(bases) // 2])]
-    panels = [
-        _retrieval_panel(findings, factor, names=place == 0)
-        for place, (findings, factor) in enumerate(shown)
-    ]
+    panels = [_retrieval_panel(findings, factor) for findings, factor in shown]
     told = "; ".join(
         f"{parameters(findings.study)} parameters: SSMax {_points(findings, 'b')}, a constant on "
         f"softmax's queries {_points(findings, 'constant')}"
@@ -276,8 +272,8 @@ def retrieval_by_length(studies: Sequence[Findings]) -> Figure:
         title=f"Points more of the numbers than softmax where it can fail, {told}",
         panels=panels,
         columns=len(panels),
-        width=250,
-        note="Dots are seeds of softmax and SSMax; bars reach over the seeds of the others.",
+        width=240,
+        note="Dots are seeds of softmax and SSMax; bands reach over the seeds of the others.",
     )
 
 
@@ -288,70 +284,28 @@ def _points(findings: Findings, name: str) -> str:
     return found.replace("-", "\u2212")
 
 
-def _retrieval_panel(findings: Findings, factor: float, *, names: bool) -> Panel:
-    alt = altair()
-    series = [name for name in RETRIEVING if name in findings.grids]
-    rows = []
-    for place, name in enumerate(series):
-        for run, grid in findings.grids[name].items():
-            if run.seed == PILOT_SEED:
-                continue
-            found = grid.accuracy[grid.base_factors.index(factor)]
-            for context, accuracy in zip(grid.lengths, found, strict=True):
-                rows.append(
-                    {
-                        "name": name,
-                        "seed": f"{run}",
-                        "context": context,
-                        "accuracy": short(accuracy),
-                        # The seeds of two configurations stand beside each other.
-                        "place": short(context * 1.05 ** (place - 1)),
-                    }
-                )
-    scale = {"type": "log", "base": 2, "nice": False}
-    data = alt.Chart()
-    colour = alt.Color("name:N", legend=None).scale(
-        domain=series, range=[look(name).colour for name in series]
-    )
-    dash = alt.StrokeDash("name:N", legend=None).scale(
-        domain=series, range=[DASHES[look(name).dash] for name in series]
-    )
-    axis = alt.Axis(format=",d", labelOverlap="greedy")
-    at = alt.X("place:Q", title="context, tokens", axis=axis).scale(**scale)
-    up = alt.Y("accuracy:Q", title=None, axis=alt.Axis(format=".0%")).scale(domain=[0, 1])
-    means = data.transform_aggregate(accuracy="mean(accuracy)", groupby=["name", "context"])
-    mean_at = alt.X("context:Q", title="context, tokens").scale(**scale)
-    marks = alt.Chart(alt.Data(values=[{"place": findings.train_length}]))
-    is_trained = alt.FieldOneOfPredicate("name", ["a", "b"])
-    layers = [
-        marks.mark_rule(color=LINE, strokeDash=[3, 3]).encode(alt.X("place:Q").scale(**scale)),
-        marks.mark_text(align="left", dx=4, y=8, color=QUIET, text="T").encode(
-            alt.X("place:Q").scale(**scale)
-        ),
-        means.mark_line(strokeWidth=2).encode(mean_at, up, colour, dash),
-        data.transform_filter(is_trained)
-        .mark_point(size=26, strokeWidth=1.2, opacity=0.8)
-        .encode(at, up, colour),
-        data.transform_filter({"not": is_trained.to_dict()})
-        .transform_aggregate(
-            low="min(accuracy)", high="max(accuracy)", groupby=["name", "context", "place"]
-        )
-        .mark_rule(strokeWidth=1)
-        .encode(at, alt.Y("low:Q", title=None), alt.Y2("high"), colour),
+def _retrieval_panel(findings: Findings, factor: float) -> Panel:
+    series = [
+        Series(name=name, label=label, colour=look(name).colour, dash=look(name).dash)
+        for name, label in RETRIEVING.items()
+        if name in findings.grids
     ]
-    if names:
-        labels = [
-            {"name": name, "label": look(name).label, "at": 0.88 - 0.07 * line}
-            for line, name in enumerate(series)
-        ]
-        layers.append(
-            alt.Chart(alt.Data(values=labels))
-            .mark_text(align="right", x=250, fontSize=12)
-            .encode(alt.Y("at:Q"), alt.Text("label:N"), colour)
-        )
+    rows: list[Row] = []
+    seeds: list[Row] = []
+    for one in series:
+        grids = [grid for run, grid in findings.grids[one.name].items() if run.seed != PILOT_SEED]
+        found = [grid.accuracy[grid.base_factors.index(factor)] for grid in grids]
+        if one.name in ("a", "b"):
+            for accuracy in found:
+                seeds += over_runs(one.name, "context", grids[0].lengths, [accuracy])
+            found = [np.mean(found, 0)]
+        rows += over_runs(one.name, "context", grids[0].lengths, found)
     base = "base unchanged" if factor == 1 else f"base x {factor:g}"
-    title = f"{parameters(findings.study)} parameters, {base}"
-    return Panel(alt.layer(*layers).properties(title=title, height=300), rows)
+    return curves(
+        rows, series, x="context", y="needle retrieval accuracy",
+        title=f"{parameters(findings.study)} parameters, {base}", log_x=True, domain=(0, 1),
+        marks=[Mark(x=findings.train_length, text="T")], points=seeds, toggles=False,
+    )  # fmt: skip
 
 
 def rope_limits(results: Mapping[str, Findings]) -> Figure:

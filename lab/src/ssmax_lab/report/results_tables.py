@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +19,14 @@ from ssmax_lab.report.study_page import parameters
 from ssmax_lab.report.study_tables import (
     cell,
     comparisons,
-    effect,
     heads,
     judged,
-    markdown,
     needles,
     numbers,
     probe,
-    said,
     stretches,
 )
+from ssmax_lab.report.tables import effect, markdown, said
 
 SHORT: dict[str, str] = {
     "log n fits the learned p_n better than n does": "R^2 of n less R^2 of log n, fitted to p_n",
@@ -121,14 +119,41 @@ def written(text: str, made: Mapping[str, str]) -> str:
 def headlines(results: Mapping[str, Findings]) -> str:
     """The first things to know, of the newest study of every preset that gives verdicts."""
     shown = _with_verdicts(results)
-    rows = [
-        [claim, SHORT[text], *cells]
-        for text in HEADLINES
-        for claim, _, _, *cells in _beside(shown, text)
-    ]
+    rows = [[one.claim, SHORT[one.text], *cells] for one, cells in _beside(shown, HEADLINES)]
     return markdown(
         ["claim", "primary comparison, (b) SSMax less (a) softmax", *map(_short_name, shown)], rows
     )
+
+
+def in_short(results: Mapping[str, Findings]) -> str:
+    """Tabulate three effects in the newest studies that give verdicts."""
+    shown = _with_verdicts(results)
+    rows = [[SHORT[one.text], *cells] for one, cells in _beside(shown, IN_SHORT)]
+    return markdown(["(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
+
+
+def claims(results: Mapping[str, Findings]) -> str:
+    """Everything that the paper says and a study measured, in the newest study of every preset."""
+    shown = _newest(results)
+    claim_of = {
+        one.text: one.claim
+        for findings in shown.values()
+        for one in findings.comparisons
+        if one.basis != EXACT and not (one.is_ours and one.verdict == SECONDARY)
+    }
+    found = _beside(shown, sorted(claim_of, key=claim_of.__getitem__))
+    rows = [[one.claim, said(one), one.unit, *cells] for one, cells in found]
+    return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
+
+
+def _beside(
+    shown: Mapping[str, Findings], texts: Sequence[str]
+) -> Iterator[tuple[Comparison, list[str]]]:
+    """Give each comparison that a study has, and its effect in all of them."""
+    for text in texts:
+        found = [_by_text(findings).get(text) for findings in shown.values()]
+        if first := next(filter(None, found), None):
+            yield first, list(map(_short_effect, found))
 
 
 def losses(results: Mapping[str, Findings]) -> str:
@@ -197,22 +222,6 @@ def _over_seeds(less: Sequence[float] | None) -> str:
     return f"{found.effect:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
-def in_short(results: Mapping[str, Findings]) -> str:
-    """Tabulate three effects in the newest studies that give verdicts."""
-    shown = _with_verdicts(results)
-    rows = [[SHORT[text], *cells] for text in IN_SHORT for _, _, _, *cells in _beside(shown, text)]
-    return markdown(["(b) SSMax less (a) softmax", *map(_short_name, shown)], rows)
-
-
-def _beside(shown: Mapping[str, Findings], text: str) -> list[list[str]]:
-    """Set a comparison side by side: claim, words, unit, effects; nothing where none has it."""
-    found = [_by_text(findings).get(text) for findings in shown.values()]
-    first = next(filter(None, found), None)
-    if first is None:
-        return []
-    return [[first.claim, said(first), first.unit, *map(_short_effect, found)]]
-
-
 def _by_text(findings: Findings) -> dict[str, Comparison]:
     return {one.text: one for one in findings.comparisons}
 
@@ -233,21 +242,6 @@ def recorded(results: Mapping[str, Findings]) -> str:
         what = f"{_short_name(name)}: {size} parameters, T = {findings.train_length:,}"
         told.append({"what": what, "header": ["comparison", "effect", "verdict"], "rows": rows})
     return json.dumps(told, indent=1) + "\n"
-
-
-def claims(results: Mapping[str, Findings]) -> str:
-    """Everything that the paper says and a study measured, in the newest study of every preset."""
-    shown = _newest(results)
-    claim_of = {
-        one.text: one.claim
-        for findings in shown.values()
-        for one in findings.comparisons
-        if one.basis != EXACT and not (one.is_ours and one.verdict == SECONDARY)
-    }
-    rows = [
-        row for text in sorted(claim_of, key=claim_of.__getitem__) for row in _beside(shown, text)
-    ]
-    return markdown(["claim", "the paper says", "unit", *map(_short_name, shown)], rows)
 
 
 def _with_verdicts(results: Mapping[str, Findings]) -> dict[str, Findings]:
@@ -274,16 +268,12 @@ def _newest(results: Mapping[str, Findings]) -> dict[str, Findings]:
     return dict(sorted(by_preset.values(), key=_largest_first))
 
 
-def _short_effect(one: Comparison | None) -> str:
+def _short_effect(one: Comparison | None, *, has_verdict: bool = True) -> str:
+    """Write the effect with its interval and a primary verdict, or of how few seeds it is."""
     if one is None or one.effect is None:
         return "-"
-    return f"{one.interval(3)} {one.verdict}" if one.verdict != SECONDARY else _with_seeds(one)
-
-
-def _with_seeds(one: Comparison | None) -> str:
-    """Write the effect and its interval, or of how few seeds it is."""
-    if one is None or one.effect is None:
-        return "-"
+    if has_verdict and one.verdict != SECONDARY:
+        return f"{one.interval(3)} {one.verdict}"
     return one.interval(3) + (f", {one.basis}" if one.low is None else "")
 
 
@@ -304,7 +294,9 @@ def variants(results: Mapping[str, Findings], base: str) -> str:
         preset, _, variant = findings.study["preset"].partition(":")
         if preset == base and _is_committed(findings) and findings.position_losses:
             told = _by_text(findings)
-            found[variant] = [_with_seeds(told.get(text)) for text in VARIED.values()]
+            found[variant] = [
+                _short_effect(told.get(text), has_verdict=False) for text in VARIED.values()
+            ]
     rows = [[variant or "as it is", *found[variant]] for variant in sorted(found)]
     return markdown(["varied", *VARIED], rows) if any(found) else "Not measured yet."
 

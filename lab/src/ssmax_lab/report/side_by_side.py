@@ -25,7 +25,8 @@ from ssmax_lab.records import (
 from ssmax_lab.report.charts import Row as Point
 from ssmax_lab.report.charts import curves, over_runs, series_of
 from ssmax_lab.report.page import document, origins
-from ssmax_lab.report.style import Figure, Table
+from ssmax_lab.report.style import Figure
+from ssmax_lab.report.tables import Table
 
 LESS_FIRST = (
     "In brackets: the difference from {}, and its 95 % interval over documents or trials; it says "

@@ -1,10 +1,8 @@
 """A study's page, from its findings."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +10,13 @@ from ssmax._files import write_whole
 from ssmax_lab.analysis.findings import Findings
 from ssmax_lab.analysis.statistics import verdict_of
 from ssmax_lab.configurations import called
-from ssmax_lab.records import FIGURES, PAGE, Comparison
+from ssmax_lab.records import FIGURES, PAGE
 from ssmax_lab.report.captions import CAPTIONS, CHOICES, CLAIMS, IN_PARTS, NOTES
+from ssmax_lab.report.explorer import explorer
 from ssmax_lab.report.figures import study_figures
-from ssmax_lab.report.page import document, explorer_part, origins
-from ssmax_lab.report.style import Figure, Table, save
-from ssmax_lab.report.tables import NONE, number
-
-SECTIONS = {
-    "shows": "This run",
-    "verdicts": "Claims",
-    "figures": "Figures",
-    "heads": "Heads",
-    "explorer": "Explorer",
-    "provenance": "Provenance",
-}
-CITATION = """@article{nakanishi2025scalable,
-  title   = {Scalable-Softmax Is Superior for Attention},
-  author  = {Nakanishi, Ken M.},
-  journal = {arXiv preprint arXiv:2501.19399},
-  year    = {2025}
-}"""
-PAPERS_MODEL = {
-    "num_layers": 12,
-    "num_heads": 12,
-    "hidden_size": 768,
-    "intermediate_size": 2048,
-    "vocab_size": 50_257,
-    "train_length": 1024,
-    "rotary_dim": None,
-    "window": None,
-}
-PAPERS_TOKENS_A_STEP = 2_097_152
-"""The paper's tables 1 and 2, to tell where a study has them."""
-HEADER = ("comparison", "effect", "95 % interval", "over", "verdict")
+from ssmax_lab.report.page import document, origins
+from ssmax_lab.report.style import Figure, save
+from ssmax_lab.report.tables import COMPARED, NONE, Table, compared
 
 
 def draw(findings: Findings, folder: Path) -> Path:
@@ -65,7 +36,7 @@ def study_page(
 
     `drawings` are the figures as SVG, for a browser without JavaScript.
     """
-    preset = findings.study["preset"]
+    preset, _, variant = findings.study["preset"].partition(":")
     told = claims(findings)
     words = [claim["verdict"].partition(" larger than ")[0] for claim in told]
 
@@ -79,36 +50,35 @@ def study_page(
 
     return document(
         "Scalable-Softmax, reproduced",
-        sections=SECTIONS,
-        kicker=f"Reproduction · preset {preset} · training length {findings.train_length:,}",
-        note=note(findings),
+        kicker=f"Reproduction · preset {findings.study['preset']} · {parameters(findings.study)} "
+        f"parameters · training length {findings.train_length:,}",
+        note=" ".join(
+            filter(None, [variant and f"The variant {variant} of the preset.", NOTES.get(preset)])
+        ),
+        about=about(findings),
         first=named("1_in_heads", "_grid", "_retrieval"),
-        recorded=recorded() if preset.partition(":")[0] == "quick" else None,
+        recorded=recorded() if preset == "quick" else None,
         counts={word: words.count(word) for word in dict.fromkeys(words)},
         claims=told,
         figures=[
             shown(key, figure_id=f"figure-{key}", title=f"Figure {key}")
             for key in map(str, range(1, 9))
         ],
-        heads=named("_heads", "_s"),
-        explorer=explorer_part(),
+        heads=named("_s"),
+        explorer={"id": "figure-explorer", "figure": explorer()},
         provenance=origins(findings.provenances),
         commands=[
-            *(findings.commands or [f"ssmax-lab reproduce --preset {preset}"]),
+            *(findings.commands or [f"ssmax-lab reproduce --preset {findings.study['preset']}"]),
             "ssmax-lab report FOLDER  # draws this page again from its records",
         ],
         choices=[*CHOICES, *([IN_PARTS] if findings.is_in_parts else [])],
-        citation=CITATION,
     )
 
 
 def recorded() -> list[dict[str, Any]]:
     """Read what the recorded GPU studies show, as `make results` wrote it."""
     text = files("ssmax_lab.report").joinpath("recorded.json").read_text(encoding="utf-8")
-    return [
-        {"what": study["what"], "table": Table(header=study["header"], rows=study["rows"])}
-        for study in json.loads(text)
-    ]
+    return [{"what": study.pop("what"), "table": Table(**study)} for study in json.loads(text)]
 
 
 def claims(findings: Findings) -> list[dict[str, Any]]:
@@ -116,7 +86,7 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
     found = []
     for name, text in CLAIMS.items():
         mine = [one for one in findings.comparisons if one.claim == name]
-        table = Table(header=HEADER, rows=list(map(_comparison, mine)))
+        table = Table(header=COMPARED, rows=list(map(compared, mine)))
         verdict = verdict_of(name, mine)
         found.append(
             {"id": name, "figure": name[1:], "text": text, "verdict": verdict, "table": table}
@@ -124,42 +94,46 @@ def claims(findings: Findings) -> list[dict[str, Any]]:
     return found
 
 
-def _comparison(one: Comparison) -> list[str]:
-    effect = NONE if one.effect is None else f"{number(one.effect, 3)} {one.unit}"
-    is_known = one.low is not None and one.high is not None
-    interval = f"{number(one.low, 3)} to {number(one.high, 3)}" if is_known else NONE
-    return [one.text + (" [ours]" if one.is_ours else ""), effect, interval, one.over, one.verdict]
-
-
-def note(findings: Findings) -> str:
-    """Say what the verdicts can and cannot tell, from the study's own settings and records."""
-    study = findings.study
-    preset, _, variant = study["preset"].partition(":")
-    words = [word for command in findings.commands for word in shlex.split(command)]
-    changed = [
-        after if word == "--set" else word.removeprefix("--set=")
-        for word, after in pairwise([*words, ""])
-        if word == "--set" or word.startswith("--set=")
+def about(findings: Findings) -> Table:
+    """Set the study's model and training beside the paper's."""
+    study, model = findings.study, findings.study["pretraining"]["model"]
+    run, theta = study["pretraining"]["run"], model["theta"]
+    tokens = run["batch_size"] * model["train_length"]
+    head = model["head_dim"] or model["hidden_size"] // model["num_heads"]
+    rotary = head if model["rotary_dim"] is None else model["rotary_dim"]
+    spared = f", but for one layer in {model['full_every']}" if model["full_every"] else ""
+    taught = study["pretraining"]["data"].get("needle_length")
+    runs = findings.runs
+    told_runs = ", ".join(f"{called(name)} {count}" for name, count in runs.items())
+    if len({*runs.values()}) == 1:
+        told_runs = f"{next(iter(runs.values()))} of each configuration"
+    rows = [
+        ("parameters", parameters(study), "162 million"),
+        (
+            "layers, heads, hidden size",
+            f"{model['num_layers']}, {model['num_heads']}, {model['hidden_size']}",
+            "12, 12, 768",
+        ),
+        ("training length", f"{findings.train_length:,}", "1,024"),
+        (
+            "RoPE base, in tests",
+            f"{theta:,.10g}, {theta * study['theta_factor']:,.10g}",
+            "10,000, 500,000",
+        ),
+        ("channels of a head that rotate", f"{rotary} of {head}", "64 of 64"),
+        ("window", f"{model['window']} keys{spared}" if model["window"] else NONE, NONE),
+        (
+            "training",
+            f"{_rounded(run['steps'] * tokens)} tokens: {run['steps']:,} steps of {tokens:,}",
+            "steps of 2,097,152 tokens; their number is not stated",
+        ),
+        ("tokenizer", study["tokenizer"], "gpt2"),
+        ("retrieval taught in pretraining", f"to {taught} tokens" if taught else NONE, NONE),
+        ("questions of fine-tuning", study["questions"] or NONE, "SQuAD 2.0"),
+        ("runs", told_runs or NONE, NONE),
     ]
-    added = ["every digit is a token"] if study["tokenizer"] == "gpt2-digits" else []
-    if taught := study["pretraining"]["data"].get("needle_length"):
-        added.append(
-            f"pretraining mixes in documents of at most {taught} tokens with a number to be found"
-        )
-    elif any(one.startswith("hidden") for one in study["questions"].split("+")):
-        added.append("fine-tuning asks for numbers hidden in the training's text")
-    sentences = [
-        f"The variant {variant} of the {preset} preset." if variant else "",
-        f"Changed with --set: {', '.join(dict.fromkeys(changed))}." if changed else "",
-        _trained(study),
-        _runs(findings.runs),
-        NOTES.get(preset, ""),
-        "Added to the paper's recipe, for numbers to be looked up after few tokens: "
-        f"{', and '.join(added)}."
-        if added
-        else "",
-    ]
-    return " ".join(filter(None, sentences))
+    kept = [row for row in rows if row[1:] != (NONE, NONE)]
+    return Table(header=["", "this study", "the paper"], rows=kept)
 
 
 def parameters(study: Mapping[str, Any]) -> str:
@@ -171,47 +145,6 @@ def parameters(study: Mapping[str, Any]) -> str:
     block = attention + 2 * head * model["qk_norm"] + 3 * hidden_size * model["intermediate_size"]
     count = model["num_layers"] * (block + 2 * hidden_size) + hidden_size
     return _rounded(count + 2 * hidden_size * model["vocab_size"])
-
-
-def _trained(study: Mapping[str, Any]) -> str:
-    """Tell the model and its training."""
-    model, steps = study["pretraining"]["model"], study["pretraining"]["run"]["steps"]
-    theta, tokens = (
-        model["theta"],
-        study["pretraining"]["run"]["batch_size"] * model["train_length"],
-    )
-    positions = f"rotary base {theta:,.10g} ({theta * study['theta_factor']:,.10g} in tests)"
-    if model["rotary_dim"] == 0:
-        positions = "no rotary positions"
-    elif model["rotary_dim"] is not None:
-        head = model["head_dim"] or model["hidden_size"] // model["num_heads"]
-        positions += f" on {model['rotary_dim']} of a head's {head} channels"
-    if model["window"]:
-        spared = f" but for one layer in {model['full_every']}" if model["full_every"] else ""
-        positions += f", windows of {model['window']} keys{spared}"
-    is_papers = model.items() >= PAPERS_MODEL.items()
-    whose = "The paper's" if is_papers else "A"
-    fewer = f", where the paper's have {PAPERS_TOKENS_A_STEP:,}"
-    return (
-        f"{whose} model of {parameters(study)} "
-        f"parameters: {model['num_layers']} layers of {model['num_heads']} heads, hidden size "
-        f"{model['hidden_size']}, {positions}. It is trained for {_rounded(steps * tokens)} "
-        f"tokens, {steps:,} steps of {tokens:,}"
-        f"{fewer if is_papers and tokens < PAPERS_TOKENS_A_STEP else ''}."
-    )
-
-
-def _runs(runs: Mapping[str, int]) -> str:
-    """Tell how many of which configuration, the most first."""
-    alike = {n: [name for name in runs if runs[name] == n] for n in sorted({*runs.values()})[::-1]}
-    if len(alike) < 2:
-        return "".join(f"{n} run{'s' * (n > 1)} of each configuration." for n in alike)
-    told = []
-    for n, names in alike.items():
-        is_rest = n == min(alike) and len(names) > 1
-        which = "each other configuration" if is_rest else ", ".join(map(called, names))
-        told.append(f"{n} of {which}")
-    return f"Runs: {'; '.join(told)}."
 
 
 def _rounded(count: int) -> str:

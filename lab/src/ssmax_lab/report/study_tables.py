@@ -11,14 +11,15 @@ from ssmax_lab.analysis.measures import (
     last_tenth,
     learned,
     lost_sharpness,
+    mean_differences,
     mean_loss,
-    paired,
     retrieval_accuracy,
     values_of,
 )
 from ssmax_lab.analysis.statistics import EXACT
 from ssmax_lab.configurations import MEASURED, look
 from ssmax_lab.records import Comparison, NeedleTrial, Sharpness
+from ssmax_lab.report.tables import COMPARED, compared, markdown
 
 
 def numbers(findings: Findings) -> str:
@@ -53,20 +54,12 @@ def stretches(findings: Findings) -> str:
         f"{length:,} to {end:,}": (findings.position_losses, length, end),
         f"past {end:,}": (findings.position_losses, end, None),
     }
-    return _by_configuration(
-        {
-            title: {
-                name: [
-                    float(np.mean(np.subtract(own.mean, base.mean)[start:stop]))
-                    for base, own in pairs
-                ]
-                for name, pairs in paired(losses).items()
-                if name != "a"
-            }
-            for title, (losses, start, stop) in columns.items()
-        },
-        sign="+",
-    )
+    less = {title: mean_differences(*column) for title, column in columns.items()}
+    others = {
+        title: {name: values for name, values in found.items() if name != "a"}
+        for title, found in less.items()
+    }
+    return _by_configuration(others, sign="+")
 
 
 def needles(findings: Findings, is_right: Callable[[NeedleTrial], bool]) -> str:
@@ -140,8 +133,7 @@ def comparisons(found: Sequence[Comparison]) -> str:
 
 def judged(found: Sequence[Comparison]) -> str:
     """Tabulate comparisons with what their intervals are over, and their verdicts."""
-    rows = [[one.claim, said(one), effect(one), one.over, one.verdict] for one in found]
-    return markdown(["claim", "comparison", "effect [95 %]", "over", "verdict"], rows)
+    return markdown(["claim", *COMPARED], [[one.claim, *compared(one)] for one in found])
 
 
 def _by_configuration(
@@ -168,19 +160,3 @@ def cell(values: Sequence[float], runs: int = 0, sign: Literal["", "+"] = "") ->
     # Not all of the row's runs were measured so far.
     fewer = f", {len(values)} of them" if len(values) < runs else ""
     return f"{mean}{spread}{fewer}"
-
-
-def effect(one: Comparison) -> str:
-    """Write it with its interval and unit."""
-    return "-" if one.effect is None else f"{one.interval(3)} {one.unit}"
-
-
-def said(one: Comparison) -> str:
-    """Write it in words, marked where it is not the paper's."""
-    return one.text + (" [ours]" if one.is_ours else "")
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ssmax._extras import require
 from ssmax._files import whole_file, write_whole
+from ssmax_lab.report.tables import Table
 
 INK, QUIET, LINE, GRID = "#24292f", "#6b7280", "#9aa3ad", "#e5e7eb"
 """Of titles; of words on axes; of axes and vertical marks; of the grid."""
@@ -44,15 +45,6 @@ _CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """The numbers of a figure."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    caption: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
     """A chart of Altair, and the rows that it draws."""
@@ -76,7 +68,6 @@ class Figure:
     columns: int = 2
     width: int = WIDTH
     """Of a panel in SVG and PNG; the page gives what it has."""
-    more_tables: Sequence[Table] = ()
     num_first: int | None = None
     """How many panels are shown at first; the others on request, and in no SVG. None: all."""
     note: str = ""
@@ -90,7 +81,7 @@ class Figure:
     @property
     def tables(self) -> list[Table]:
         """The numbers."""
-        return [*self.more_tables, *(table for panel in self.panels for table in panel.tables)]
+        return [table for panel in self.panels for table in panel.tables]
 
     def spec(self, *, rest: bool = False) -> dict[str, Any]:
         """Write the panels that are shown at first, or the rest, as Vega-Lite without the title."""

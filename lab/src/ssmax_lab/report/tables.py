@@ -1,12 +1,44 @@
-"""The numbers behind a figure as tables, readable without JavaScript."""
+"""Numbers as text, and tables that the page writes as HTML and the docs as Markdown."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ssmax_lab.report.style import Table
+from ssmax_lab.records import Comparison
 
 MAX_ROWS = 30
 NONE = "\u2013"
+COMPARED = ("comparison", "effect [95 %]", "over", "verdict")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Cells as text."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def said(one: Comparison) -> str:
+    """Write a comparison in words, marked where it is not the paper's."""
+    return one.text + (" [ours]" if one.is_ours else "")
+
+
+def effect(one: Comparison) -> str:
+    """Write its effect with interval and unit."""
+    return "-" if one.effect is None else f"{one.interval(3)} {one.unit}"
+
+
+def compared(one: Comparison) -> list[str]:
+    """Write the cells of COMPARED."""
+    return [said(one), effect(one), one.over, one.verdict]
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -12,14 +12,5 @@ if TYPE_CHECKING:
     from ssmax.audit.auditing import audit as audit
     from ssmax.audit.judging import Verdict as Verdict
     from ssmax.audit.small import write_small as write_small
-
-_HOME_OF = {
-    "Audit": "auditing",
-    "Verdict": "judging",
-    "audit": "auditing",
-    "write_small": "small",
-}
-
-if not TYPE_CHECKING:
-    __all__ = sorted(_HOME_OF)
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.hf.conversion import window_of
+from ssmax.hf.layers import window_of
 from ssmax.hf.written_config import KEY
 from ssmax.ops.scale import clamp_factor, llama4_factor, ministral3_factor
 
@@ -56,7 +56,7 @@ def _ours(text: dict[str, Any]) -> Scale | None:
 
     def keep(model: Any) -> None:
         from ssmax.hf import revert
-        from ssmax.hf.conversion import converted_modules
+        from ssmax.hf.layers import converted_modules
 
         scales.update({module: module.ssmax for _, module in list(converted_modules(model))})
         revert(model)

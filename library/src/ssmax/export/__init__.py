@@ -10,9 +10,5 @@ from ssmax._lazy import door
 if TYPE_CHECKING:
     from ssmax.export.exporting import export as export
     from ssmax.export.graphs import graph_of as graph_of
-
-_HOME_OF = {"export": "exporting", "graph_of": "graphs"}
-
-if not TYPE_CHECKING:
-    __all__ = sorted(_HOME_OF)
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

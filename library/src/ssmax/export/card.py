@@ -26,34 +26,11 @@ import ssmax.hf
 model = ssmax.hf.from_pretrained(FOLDER)
 ```
 
-or with Transformers alone, which then runs `modeling_ssmax.py`:
-
-```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)
-```
-
-Without that flag Transformers refuses the folder. vLLM runs it, too, with `ssmax[vllm]` installed
-beside it or with the code in the folder:
-
-```sh
-vllm serve FOLDER                      # with ssmax[vllm]: Llama, Mistral, Qwen 2 and 3, Gemma 3
-vllm serve FOLDER --trust-remote-code  # any family of vLLM's Transformers backend
-```""",
-    "ministral": """```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained(FOLDER)  # needs no ssmax
-```
-
-vLLM and mlx-lm read the same folder:
-
-```sh
-vllm serve FOLDER
-```
-
-SGLang reads the same keys; our tests do not run it.""",
+Transformers alone runs the code in the folder: `AutoModelForCausalLM.from_pretrained(FOLDER,
+trust_remote_code=True)`. So does `vllm serve FOLDER --trust-remote-code`; with `ssmax[vllm]`
+installed vLLM runs Llama, Mistral, Qwen 2 and 3 and Gemma 3 without that flag.""",
+    "ministral": """Without ssmax: `AutoModelForCausalLM.from_pretrained(FOLDER)` in Transformers,
+`vllm serve FOLDER`, or mlx-lm. SGLang reads the same keys; our tests do not run it.""",
     "gguf": """```python
 from llama_cpp import Llama
 
@@ -61,16 +38,10 @@ model = Llama("FOLDER/model.gguf", n_ctx=20480, type_k=0, type_v=0)  # a float32
 ```
 
 The cache is half-precision unless you say otherwise, and the logits then agree to fewer digits.""",
-    "onnx": """```python
-import onnxruntime
-
-model = onnxruntime.InferenceSession("FOLDER/model.onnx")
-```
-
-Inputs: `input_ids` (batch, new), `attention_mask` (batch, cached + new; 0 for padding on the
-left), and `past_key_values.LAYER.key` and `.value` (batch, key heads, cached, head_dim), with
-cached = 0 to begin with. Outputs: `logits`, and `present.LAYER.key` and `.value`, the past of the
-next call.""",
+    "onnx": """`onnxruntime.InferenceSession("FOLDER/model.onnx")` takes `input_ids` (batch, new),
+`attention_mask` (batch, cached + new; 0 for padding on the left), and `past_key_values.LAYER.key`
+and `.value` (batch, key heads, cached, head_dim), with cached = 0 to begin with. It gives `logits`,
+and `present.LAYER.key` and `.value`, the past of the next call.""",
     "torch-export": """```python
 import torch
 

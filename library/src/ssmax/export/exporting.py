@@ -26,7 +26,7 @@ from ssmax.export.vocabulary import gguf_vocabulary
 from ssmax.hf.conversion import must_be_converted
 from ssmax.hf.full_checkpoint import from_pretrained
 from ssmax.hf.inputs import copy_inputs
-from ssmax.hf.positions import learned_positions
+from ssmax.hf.layers import learned_positions
 from ssmax.hf.remote_code import save_remote_code
 from ssmax.hf.sources import MODEL_CONFIG
 
@@ -76,7 +76,12 @@ def export(
     source = None if isinstance(model, nn.Module) else Path(model)
     network: Any = model
     if source is not None:
-        network, tokenizer = _load(source, to), read_tokenizer(source)
+        check_exportable(source)
+        # Graphs and GGUF's folding are made in float32; the others keep the dtype.
+        keeps_dtype = to in ("hf", "ministral")
+        network = from_pretrained(source, dtype="auto" if keeps_dtype else torch.float32)
+        path = source / TOKENIZER
+        tokenizer = path.read_bytes().decode() if path.is_file() else None
     graphs.check_causal(network)
     was_training = network.training
     network.eval()
@@ -102,18 +107,6 @@ def export(
     return done
 
 
-def read_tokenizer(folder: Path) -> str | None:
-    """Read a folder's tokenizer.json, if it has one."""
-    path = folder / TOKENIZER
-    return path.read_bytes().decode() if path.is_file() else None
-
-
-def _load(source: Path, to: str) -> Any:
-    check_exportable(source)
-    # Graphs and GGUF's folding are made in float32; the others keep the dtype.
-    return from_pretrained(source, dtype="auto" if to in ("hf", "ministral") else torch.float32)
-
-
 def _write(
     model: nn.Module,
     folder: Path,
@@ -135,12 +128,12 @@ def _write(
         )
     if to in ("onnx", "torch-export"):
         graph = graphs.graph_of(model)
-        if to == "onnx":
-            graphs.write_onnx(graph, folder / ONNX)
-            path, opened = folder / ONNX, sessions.onnx_session
-        else:
-            graphs.write_program(graph, folder / PROGRAM)
-            path, opened = folder / PROGRAM, sessions.program_session
+        write, name, opened = {
+            "onnx": (graphs.write_onnx, ONNX, sessions.onnx_session),
+            "torch-export": (graphs.write_program, PROGRAM, sessions.program_session),
+        }[to]
+        path = folder / name
+        write(graph, path)
         return _Written(
             how="kept in the graph; n is counted from attention_mask",
             opened=lambda: opened(path, graph.empty_past()),
@@ -160,12 +153,7 @@ def _write(
             is_exact=folded.is_exact,
         )
     path = folder / GGUF
-    vocabulary = None
-    if tokenizer is not None:
-        size, end = form.config["vocab_size"], form.config.get("eos_token_id")
-        # Llama 3 has several; llama.cpp stops at the first.
-        end = end[0] if isinstance(end, list) else end
-        vocabulary = gguf_vocabulary(tokenizer, size, end)
+    vocabulary = gguf_vocabulary(tokenizer, form.config) if tokenizer is not None else None
     gguf_file.write_gguf(folded, path, weights=weights, context=context, vocabulary=vocabulary)
 
     def open_stored() -> sessions.Session:

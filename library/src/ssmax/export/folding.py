@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ssmax.errors import UsageError
-from ssmax.hf.conversion import must_be_converted, window_of
+from ssmax.hf.conversion import must_be_converted
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.layers import window_of
 from ssmax.nn import RULES
 from ssmax.ops.scale import Number
 

@@ -41,8 +41,6 @@ def write_gguf(
     gguf = require("gguf", install="ssmax[export]", purpose="the form gguf")
     types = gguf.GGMLQuantizationType
     chosen = {"float32": types.F32, "bfloat16": types.BF16, "q8_0": types.Q8_0}[weights]
-    if weights == "q8_0":
-        _check_blocks(folded, gguf.GGML_QUANT_SIZES[types.Q8_0][0])
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
     _write_shape(gguf, writer, folded, context=context)
     writer.add_file_type(
@@ -55,7 +53,14 @@ def write_gguf(
             continue  # a tied head, which llama.cpp takes from the embedding
         tensor = _reordered(ours, folded.weights[ours].float().cpu(), folded.config, to_gguf=True)
         kind = types.F32 if tensor.dim() == 1 or "attn_q" in theirs else chosen
-        writer.add_tensor(theirs, gguf.quants.quantize(tensor.numpy(), kind), raw_dtype=kind)
+        try:
+            stored = gguf.quants.quantize(tensor.numpy(), kind)
+        except gguf.quants.QuantError as error:
+            raise UsageError(
+                f"{weights} stores rows in blocks, and {ours} has rows of {tensor.shape[-1]} "
+                f"({error}); take float32 or bfloat16"
+            ) from error
+        writer.add_tensor(theirs, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -116,20 +121,6 @@ def _reordered(name: str, tensor: Tensor, config: dict[str, Any], *, to_gguf: bo
     pairs = (2, -1) if to_gguf else (-1, 2)
     heads = tensor.unflatten(0, (-1, _head_dim(config)))
     return heads.unflatten(1, pairs).transpose(1, 2).flatten(0, 2).contiguous()
-
-
-def _check_blocks(folded: Folded, block: int) -> None:
-    odd = {
-        name: tensor.shape[-1]
-        for name, tensor in folded.weights.items()
-        if tensor.dim() == 2 and "q_proj" not in name and tensor.shape[-1] % block
-    }
-    if odd:
-        name, width = next(iter(odd.items()))
-        raise UsageError(
-            f"q8_0 stores rows in blocks of {block}, and {name} has rows of {width}; "
-            "take float32 or bfloat16"
-        )
 
 
 def _head_dim(config: dict[str, Any]) -> int:

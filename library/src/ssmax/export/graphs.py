@@ -115,21 +115,14 @@ def write_onnx(graph: Graph, path: Path) -> None:
     for package in ("onnx", "onnxscript"):
         require(package, install="ssmax[export]", purpose="the form onnx")
     layers = range(len(graph.cache_shapes) // 2)
-    kinds = ("key", "value")
+    states = [f"{layer}.{kind}" for layer in layers for kind in ("key", "value")]
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             _program(graph),
             dynamo=True,
             verbose=False,
-            input_names=[
-                "input_ids",
-                "attention_mask",
-                *(f"past_key_values.{layer}.{kind}" for layer in layers for kind in kinds),
-            ],
-            output_names=[
-                "logits",
-                *(f"present.{layer}.{kind}" for layer in layers for kind in kinds),
-            ],
+            input_names=["input_ids", "attention_mask", *(f"past_key_values.{x}" for x in states)],
+            output_names=["logits", *(f"present.{x}" for x in states)],
         )
         assert program is not None
         program.save(path, external_data=True)

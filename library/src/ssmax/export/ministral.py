@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from torch import Tensor
-
 from ssmax._extras import require
 from ssmax.export.folding import Folded
 
@@ -31,12 +29,8 @@ def as_ministral(folded: Folded, *, context: int) -> Any:
         max_position_embeddings=context,
         sliding_window=None,
     )
-    return build(transformers, config, folded.weights)
-
-
-def build(transformers: Any, config: Any, weights: dict[str, Tensor]) -> Any:
-    """Build a model of Transformers with these weights, in their dtype."""
-    kind = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-    dtype = weights["model.embed_tokens.weight"].dtype
-    model = kind.from_pretrained(None, config=config, state_dict=dict(weights), dtype=dtype)
+    dtype = folded.weights["model.embed_tokens.weight"].dtype
+    model = transformers.Ministral3ForCausalLM.from_pretrained(
+        None, config=config, state_dict=dict(folded.weights), dtype=dtype
+    )
     return model.eval()

@@ -1,18 +1,18 @@
 """A byte-level BPE of a tokenizer.json as llama.cpp stores it."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 # llama.cpp's kinds of token
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
-def gguf_vocabulary(tokenizer: str, size: int, end: int | None) -> dict[str, Any] | None:
-    """Read tokens, their kinds, merges and cuts; None where llama.cpp would cut text otherwise.
-
-    `end` is the token that ends a text.
-    """
-    values = json.loads(tokenizer)
+def gguf_vocabulary(tokenizer: str, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read tokens, their kinds, merges and cuts; None where llama.cpp would cut text otherwise."""
+    values, size, end = json.loads(tokenizer), config["vocab_size"], config.get("eos_token_id")
+    # Llama 3 has several that end a text; llama.cpp stops at the first.
+    end = end[0] if isinstance(end, list) else end
     model, pre = values["model"], _pre_tokenizer(values.get("pre_tokenizer") or {})
     if model.get("type") != "BPE" or values.get("normalizer") or pre is None or end is None:
         return None

@@ -19,21 +19,5 @@ if TYPE_CHECKING:
     from ssmax.hf.training import freeze_all_but_ssmax as freeze_all_but_ssmax
     from ssmax.hf.training import param_groups as param_groups
     from ssmax.hf.verification import verify as verify
-
-_HOME_OF = {
-    "anneal": "training",
-    "convert": "conversion",
-    "freeze_all_but_ssmax": "training",
-    "extend": "extension",
-    "from_pretrained": "full_checkpoint",
-    "load": "adapter",
-    "param_groups": "training",
-    "revert": "extension",
-    "save": "adapter",
-    "save_remote_code": "remote_code",
-    "verify": "verification",
-}
-
-if not TYPE_CHECKING:
-    __all__ = sorted(_HOME_OF)
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

@@ -22,21 +22,29 @@ from ssmax.hf.conversion import (
     attach,
     check_tensors_fit,
     check_unconverted,
-    converted_modules,
-    count_alike,
     first_three,
     must_be_converted,
+    read_fields,
     unwrapped,
 )
 from ssmax.hf.extension import Extension
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.layers import converted_modules, count_alike
 from ssmax.hf.sources import CONFIG, WEIGHTS, whole_files
 from ssmax.hf.written_config import KEY
 
-_FAMILY, _DEPTH, _WIDTH = "model_type", "attention_layers", "hidden_size"
-"""What an adapter knows of its model; the last two may be unknown."""
-_EXTENSION = "extension"
-"""How the model was extended; None where it was not."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class About:
+    """What an adapter says of itself and of the model that it is for."""
+
+    conversion: dict[str, Any]
+    extension: dict[str, Any] | None
+    """None where the model was not extended."""
+    model_type: str
+    attention_layers: int
+    hidden_size: int | None
+    """None where its config does not say it."""
 
 
 def save(model: nn.Module, folder: str | Path) -> None:
@@ -54,13 +62,11 @@ def save(model: nn.Module, folder: str | Path) -> None:
 
     folder = Path(folder)
     make_folder(folder)
-    extension = Extension.of(model)
-    values = dataclasses.asdict(record) | _about(model, record)
-    values[_EXTENSION] = None if extension is None else dataclasses.asdict(extension)
+    about = dataclasses.asdict(_about(model, record))
     # Every rank of a sharded model is here and writes the same: none into another's file.
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=folder) as own:
         save_file(ssmax_tensors(model), Path(own) / WEIGHTS)
-        (Path(own) / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        (Path(own) / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
         for name in (WEIGHTS, CONFIG):
             (Path(own) / name).replace(folder / name)
 
@@ -75,13 +81,12 @@ def load(model: nn.Module, folder: str | Path) -> nn.Module:
     from safetensors.torch import load_file
 
     with whole_files(folder):
-        values, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
-    about: dict[str, Any] = {}
-    if isinstance(values, dict):
-        about = {key: values.pop(key, None) for key in (_FAMILY, _DEPTH, _WIDTH, _EXTENSION)}
-    record = Conversion.from_dict(values, where=str(folder / CONFIG))
-    _check_same_model(folder, about, f"this {type(model).__name__}", _about(model, record))
-    extension = Extension.from_dict(about.get(_EXTENSION), where=str(folder / CONFIG))
+        tensors = load_file(folder / WEIGHTS)
+    about, where = _read(folder), str(folder / CONFIG)
+    record = Conversion.from_dict(about.conversion, where=f"the conversion of {where}")
+    here = dataclasses.asdict(_about(model, record))
+    _check_same_model(folder, about, f"this {type(model).__name__}", here)
+    extension = Extension.from_dict(about.extension, where=f"the extension of {where}")
     if extension is not None and Extension.of(model) is not None:
         raise UsageError(
             f"this model was extended already, and {folder} extends it; give the model as it was"
@@ -99,37 +104,34 @@ def check_base(folder: Path, source: str, config: Mapping[str, Any]) -> None:
             f"{source} is converted already, so that {folder} cannot go with it; name the model "
             "that the adapter is for"
         )
+    _check_same_model(folder, _read(folder), source, config)
+
+
+def _read(folder: Path) -> About:
     with whole_files(folder):
-        about = json.loads((folder / CONFIG).read_text())
-    if isinstance(about, dict):
-        _check_same_model(folder, about, source, config)
+        return read_fields(About, json.loads((folder / CONFIG).read_text()), str(folder / CONFIG))
 
 
-def _about(model: Any, record: Conversion) -> dict[str, Any]:
-    """Describe a model, beyond the names of its layers and their heads."""
-    return {
-        _FAMILY: model.config.model_type,
-        _DEPTH: count_alike(model, record.layers),
-        _WIDTH: getattr(model.config, _WIDTH, None),
-    }
+def _about(model: Any, record: Conversion) -> About:
+    extension = Extension.of(model)
+    return About(
+        conversion=dataclasses.asdict(record),
+        extension=None if extension is None else dataclasses.asdict(extension),
+        model_type=model.config.model_type,
+        attention_layers=count_alike(model, record.layers),
+        hidden_size=getattr(model.config, "hidden_size", None),
+    )
 
 
-def _check_same_model(
-    folder: Path, about: Mapping[str, Any], base: str, here: Mapping[str, Any]
-) -> None:
-    """Raise on a base that differs `here` from what an adapter says `about` its own."""
-    if about.get(_FAMILY) != here.get(_FAMILY):
-        raise UsageError(
-            f"{folder} is an adapter for {about.get(_FAMILY)}, {base} is of the family "
-            f"{here.get(_FAMILY)}; the adapter is for another model"
-        )
-    for key in (_DEPTH, _WIDTH):
-        # Earlier adapters do not say it, nor does every config.
-        if None not in (about.get(key), here.get(key)) and about[key] != here[key]:
+def _check_same_model(folder: Path, about: About, base: str, here: Mapping[str, Any]) -> None:
+    """Raise on a base that differs `here` from what an adapter says of its own."""
+    for key in ("model_type", "attention_layers", "hidden_size"):
+        wanted, came = getattr(about, key), here.get(key)
+        # Not every config says it.
+        if None not in (wanted, came) and wanted != came:
             raise UsageError(
-                f"{folder} is an adapter for a model of {key} = {about[key]}, {base} has "
-                f"{key} = {here[key]}; the adapter is for another model: give the one that it was "
-                "made from"
+                f"{folder} is an adapter for a model of {key} = {wanted}, {base} has {key} = "
+                f"{came}; the adapter is for another model: give the one that it was made from"
             )
 
 
@@ -149,45 +151,39 @@ def _loaded(scale: nn.Module) -> AbstractContextManager[None]:
     """Load the values meanwhile where they are offloaded."""
     if not hasattr(scale, "_hf_hook"):
         return nullcontext()
-    return require(
-        "accelerate", install="ssmax[hf]", purpose="offloading"
-    ).utils.align_module_device(scale)
+    accelerate = require("accelerate", install="ssmax[hf]", purpose="offloading")
+    return accelerate.utils.align_module_device(scale)
 
 
 def check_tensors_finite(what: object, tensors: Mapping[str, Tensor]) -> None:
-    """Raise on NaN or infinity in s and b, naming every one."""
-    names = sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all())
-    if names:
+    """Raise on NaN or infinity in s and b."""
+    if names := sorted(name for name, x in tensors.items() if not x.isfinite().all()):
         raise UsageError(
             f"{what} has NaN or infinity in {first_three(names)}; the training that made it has "
             "diverged, go back to an earlier checkpoint"
         )
 
 
+@torch.no_grad()
 def attach_filled(
     model: nn.Module, record: Conversion, tensors: dict[str, Tensor], *, what: str
 ) -> nn.Module:
     """Convert as recorded, with these values; leave the model as it was where they do not fit."""
     attach(model, record)
-    try:
-        _fill(model, tensors, what)
-    except ValueError:
-        Conversion.take_away(model)
-        raise
-    return model
-
-
-@torch.no_grad()
-def _fill(model: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
     wanted = ssmax_tensors(model)
     shapes = [
         (name, tensors[name].shape, wanted[name].shape)
         for name in set(wanted) & set(tensors)
         if tensors[name].shape != wanted[name].shape
     ]
-    check_tensors_fit(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
-    check_tensors_finite(what, tensors)
+    try:
+        check_tensors_fit(what, set(wanted) - set(tensors), set(tensors) - set(wanted), shapes)
+        check_tensors_finite(what, tensors)
+    except ValueError:
+        Conversion.take_away(model)
+        raise
     for name, module in converted_modules(model):
         scale: Any = getattr(module, ATTRIBUTE)
         for key, value in scale.state_dict().items():
             value.copy_(tensors[f"{name}.{ATTRIBUTE}.{key}"])
+    return model

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 PACKAGE = "ssmax"
-SCALE = "ops.scale"
-"""What the rules, which are imported without torch, call by their module's name."""
+SCALE = "ops.scale."
+"""How the rules, which are imported without torch, call what the file has without a module."""
 
 
 class _Part(NamedTuple):
-    """A definition: its lines, with the comments above, and the names in it."""
+    """A definition or an import: its lines, with the comments above, and the names in it."""
 
     text: str
     names: frozenset[str]
+    is_import: bool
 
 
 def bundle(modules: Iterable[str], roots: Iterable[str], instead: Mapping[str, str]) -> str:
@@ -29,30 +30,30 @@ def bundle(modules: Iterable[str], roots: Iterable[str], instead: Mapping[str, s
     `instead` puts one definition for another. No name may be defined by two modules.
     """
     parts: dict[str, _Part] = {}
-    imports: dict[str, str] = {}
     ours: set[str] = set()
     for module in modules:
-        source = inspect.getsource(importlib.import_module(module))
+        source = inspect.getsource(importlib.import_module(module)).replace(SCALE, "")
         body = ast.parse(source).body
         for node, after in itertools.zip_longest(body, body[1:]):
+            names = _defined(node)
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"{PACKAGE}."):
+                ours |= names
+                continue
             part = _part(source.splitlines(), node, after)
-            for name in _defined(node):
-                if name in parts:
+            for name in names:
+                known = parts.setdefault(name, part)
+                if known is not part and not (known.is_import and part.is_import):
                     raise ValueError(f"{name} of {module} is another's name too; rename one")
-                parts[name] = part
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                imports |= _imports(node)
-            if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith(f"{PACKAGE}."):
-                ours |= {alias.asname or alias.name for alias in node.names}
     wanted: set[str] = set()
     _reach(roots, parts, instead, wanted)
-    needed = {parts[name]: None for name in parts if name in wanted}
+    needed = sorted(
+        {parts[name]: None for name in parts if name in wanted}, key=lambda part: not part.is_import
+    )
     names = set().union(*(part.names for part in needed))
     if lost := sorted((names & ours) - set(parts) - set(instead)):
         raise ValueError(f"{', '.join(lost)} are of modules that are not bundled; add these")
-    head = "\n".join(sorted({imports[name] for name in names & set(imports)}))
     tail = [f"{old} = {new}" for old, new in instead.items() if new in wanted]
-    return "\n\n\n".join([head, *(part.text for part in needed), *tail])
+    return "\n\n\n".join([*(part.text for part in needed), *tail])
 
 
 def _reach(
@@ -71,34 +72,19 @@ def _part(lines: list[str], node: ast.stmt, after: ast.stmt | None) -> _Part:
     first = min(one.lineno for one in (node, *getattr(node, "decorator_list", [])))
     while lines[first - 2].startswith("#"):
         first -= 1
-    is_described = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
     is_value = isinstance(node, ast.Assign | ast.AnnAssign)
-    last = after if is_value and is_described and after is not None else node
-    text = "\n".join(lines[first - 1 : last.end_lineno]).replace(f"{SCALE}.", "")
+    last = after if is_value and isinstance(after, ast.Expr) else node
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-    names |= {
-        each.attr
-        for each in ast.walk(node)
-        if isinstance(each, ast.Attribute) and ast.unparse(each.value) == SCALE
-    }
-    return _Part(text, frozenset(names))
+    is_import = isinstance(node, ast.Import | ast.ImportFrom)
+    return _Part("\n".join(lines[first - 1 : last.end_lineno]), frozenset(names), is_import)
 
 
-def _defined(node: ast.stmt) -> list[str]:
+def _defined(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-    inner = (part for target in targets for part in ast.walk(target))
-    return [part.id for part in inner if isinstance(part, ast.Name)]
-
-
-def _imports(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-    """Find the names that a line imports from other packages, and the line for each."""
-    origin = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-    if origin.startswith((f"from {PACKAGE} ", f"from {PACKAGE}.")):
-        return {}
-    return {
-        alias.asname or alias.name.partition(".")[0]: f"{origin}import {ast.unparse(alias)}"
-        for alias in node.names
-    }
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
+    is_value = isinstance(node, ast.Assign | ast.AnnAssign)
+    inner = (part for target in targets for part in ast.walk(target) if is_value)
+    return {part.id for part in inner if isinstance(part, ast.Name)}

@@ -13,16 +13,14 @@ from ssmax.errors import UsageError
 from ssmax.hf.choices import Positions, check_extension
 from ssmax.hf.conversion import (
     Conversion,
-    attention_modules,
     check_model,
     check_unconverted,
     convert,
-    converted_modules,
-    module_device,
     read_fields,
     unwrapped,
 )
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.layers import attention_modules, converted_modules, module_device
 from ssmax.ops.length import frequency_limit
 
 KEY = "ssmax_extension"

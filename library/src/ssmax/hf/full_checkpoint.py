@@ -8,26 +8,11 @@ from typing import Any
 from ssmax._extras import require
 from ssmax.errors import UsageError
 from ssmax.hf.adapter import check_tensors_finite, ssmax_tensors
-from ssmax.hf.conversion import Conversion, attach, check_tensors_fit, module_device
+from ssmax.hf.conversion import Conversion, attach, check_tensors_fit
 from ssmax.hf.hook import ATTRIBUTE
-from ssmax.hf.sources import (
-    check_source,
-    converted_already,
-    not_loaded,
-    read_by_transformers,
-    whole_files,
-)
-from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX
-
-# Where a file is looked for, which a config and its weights share.
-_WHERE = (
-    "cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token",
-)  # fmt: skip
-# Of loading itself, though a config may have an attribute of the same name.
-_OF_WEIGHTS = (
-    "attn_implementation", "distributed_config", "dtype", "experts_implementation",
-    "quantization_config", "torch_dtype",
-)  # fmt: skip
+from ssmax.hf.layers import module_device
+from ssmax.hf.sources import check_source, converted_already, read_by_transformers, whole_files
+from ssmax.hf.written_config import CLASS_PREFIX, KEY, TYPE_PREFIX, OwnType
 
 
 class Converted:
@@ -45,7 +30,8 @@ class Converted:
         # type: (Any, *Any, **Any) -> None
         super().__init__(config, *arguments, **options)  # pyright: ignore[reportCallIssue]
         model: Any = self
-        record = Conversion.from_dict(getattr(config, KEY), where=f"the {KEY!r} of this config")
+        where = f"the {KEY!r} of its config"
+        record = Conversion.from_dict(getattr(config, KEY, None), where=where)
         prefix = f"{self.base_model_prefix}."
         known = dict(model.named_modules())
         # A head may stand before the model that was saved, or may have been left out.
@@ -54,8 +40,7 @@ class Converted:
                  name)
             for name in record.layers
         ]  # fmt: skip
-        record = dataclasses.replace(record, layers=tuple(layers))
-        attach(model, record, from_where=f"the {KEY!r} of its config")
+        attach(model, dataclasses.replace(record, layers=tuple(layers)), from_where=where)
 
     @classmethod
     def from_pretrained(cls, folder: Any, *arguments: Any, **options: Any) -> Any:
@@ -72,9 +57,8 @@ class Converted:
         )
         model.__class__ = cls
         # The class that was saved has all of its weights there; another may have a head of its own.
-        is_same = plain.__name__ in [
-            name.removeprefix(CLASS_PREFIX) for name in model.config.architectures or []
-        ]
+        names = model.config.architectures or []
+        is_same = plain.__name__ in [name.removeprefix(CLASS_PREFIX) for name in names]
         missing = [name for name in about["missing_keys"] if is_same or f".{ATTRIBUTE}." in name]
         extra = [name for name in about["unexpected_keys"] if f".{ATTRIBUTE}." in name]
         shapes = [
@@ -85,6 +69,22 @@ class Converted:
         check_tensors_fit(folder, missing, extra, shapes)
         _read_as_it_is(model)
         return (model, about) if wants_about else model
+
+
+class _ReadAsPlain(OwnType):
+    """Mixed into a class of configs: what it reads is of that class, as before the conversion."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **options: Any) -> Any:
+        """Read it; the code in the folder, which would not be saved again, is left out."""
+        names = [name.removeprefix(CLASS_PREFIX) for name in config_dict.get("architectures") or []]
+        values = {key: value for key, value in config_dict.items() if key != "auto_map"}
+        found = super().from_dict(  # pyright: ignore[reportAttributeAccessIssue]
+            {**values, "architectures": names}, **options
+        )
+        config = found[0] if isinstance(found, tuple) else found
+        config.__class__ = cls.__bases__[1]
+        return found
 
 
 def _read_as_it_is(model: Any) -> None:
@@ -111,13 +111,34 @@ def from_pretrained(folder: str | Path, **options: Any) -> Any:
         of_an_adapter="load that with Transformers, then its s and b with "
         f"ssmax.hf.load(model, {str(home)!r})",
     )
-    config, kind, options = _config_and_class(transformers, folder, options)
-    loading = type(kind.__name__, (Converted, kind), {})
-    try:
-        with whole_files(folder):
-            loaded = loading.from_pretrained(folder, config=config, **options)
-    except OSError as error:
-        raise not_loaded(folder, error) from None
+    with read_by_transformers(folder):
+        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **options)
+    if KEY not in values:
+        raise UsageError(
+            f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
+            f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
+            "ssmax.hf.load"
+        )
+    # Before weights are read, and by the file's name.
+    Conversion.from_dict(values[KEY], where=f"the {KEY!r} of {Path(folder, 'config.json')}")
+    name = (values.get("architectures") or [""])[0].removeprefix(CLASS_PREFIX)
+    kind = getattr(transformers, name, None)
+    model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)
+    if kind is None or model_type not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"{folder} names the class {name!r}, which this Transformers does not have; "
+            "remote code has to be converted after loading: ssmax.hf.load"
+        )
+    plain = transformers.CONFIG_MAPPING[model_type]
+    if isinstance(options.get("config"), transformers.PretrainedConfig):
+        given: Any = copy.deepcopy(options["config"])
+        setattr(given, KEY, values[KEY])
+        given.architectures = [name]
+        options["config"] = given
+    reading = type(plain.__name__, (_ReadAsPlain, plain), {"__module__": plain.__module__})
+    loading: Any = type(kind.__name__, (Converted, kind), {"config_class": reading})
+    with read_by_transformers(folder), whole_files(folder):
+        loaded = loading.from_pretrained(folder, **options)
     model = loaded[0] if options.get("output_loading_info") else loaded
     # There a model has shapes and no values.
     if module_device(model).type != "meta":
@@ -160,51 +181,3 @@ def load_plain(kind: Any, source: str | Path, **options: Any) -> Any:
             "of every layer, <attention>.ssmax.s"
         )
     return model
-
-
-def _config_and_class(
-    transformers: Any, folder: str | Path, options: dict[str, Any]
-) -> tuple[Any, Any, dict[str, Any]]:
-    """Find config and class as they were before the conversion, and the options for the weights."""
-    where = {name: options[name] for name in _WHERE if name in options}
-    given: Any = options.pop("config", None)
-    with read_by_transformers(folder):
-        values, _ = transformers.PretrainedConfig.get_config_dict(folder, **where)
-        written = values
-        if isinstance(given, str | Path):
-            written, _ = transformers.PretrainedConfig.get_config_dict(given)
-            given = None
-    record = getattr(given, KEY, written.get(KEY, values.get(KEY)))
-    if record is None:
-        raise UsageError(
-            f"{folder} holds no converted model: its config.json has no {KEY!r}; convert it with "
-            f"ssmax convert {folder} OUT, or load it with Transformers, then an adapter with "
-            "ssmax.hf.load"
-        )
-    # Before weights are read, and by the file's name.
-    Conversion.from_dict(record, where=f"the {KEY!r} of {Path(folder, 'config.json')}")
-    names = [name.removeprefix(CLASS_PREFIX) for name in values.get("architectures") or [""]]
-    kind = getattr(transformers, names[0], None)
-    model_type = values.get("model_type", "").removeprefix(TYPE_PREFIX)
-    if kind is None or model_type not in transformers.CONFIG_MAPPING:
-        raise UsageError(
-            f"{folder} names the class {names[0]!r}, which this Transformers does not have; "
-            "remote code has to be converted after loading: ssmax.hf.load"
-        )
-    if given is None:
-        # The remote code would not be saved with the model again.
-        plain = {key: value for key, value in written.items() if key != "auto_map"}
-        plain |= {"model_type": model_type, KEY: record}
-        # Those that the config knows are the config's, as in Transformers.
-        ours = {name: value for name, value in options.items() if name not in _OF_WEIGHTS}
-        config, rest = transformers.CONFIG_MAPPING[model_type].from_dict(
-            plain, return_unused_kwargs=True, **ours
-        )
-        options = {
-            name: value for name, value in options.items() if name in rest or name in _OF_WEIGHTS
-        }
-    else:
-        config = copy.deepcopy(given)
-        setattr(config, KEY, record)
-    config.architectures = names
-    return config, kind, options

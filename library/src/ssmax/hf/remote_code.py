@@ -13,7 +13,7 @@ from ssmax._files import write_whole
 from ssmax.errors import UsageError
 from ssmax.hf.bundle import bundle
 from ssmax.hf.conversion import must_be_converted, unwrapped
-from ssmax.hf.written_config import CLASS_PREFIX, MODULE, write_own_type
+from ssmax.hf.written_config import CLASS_PREFIX, MODULE
 from ssmax.nn.rules import OWN_RULES, RULES
 
 _HEAD = '''"""Scalable-Softmax in models of Transformers: a query is scaled by its keys' number.
@@ -28,7 +28,7 @@ _MODULES = (
     "ssmax.errors", "ssmax._extras", "ssmax.ops.length", "ssmax.ops.dtypes", "ssmax.ops.window",
     "ssmax.ops.visible", "ssmax.ops.scale", "ssmax.ops.scale_query.reference", "ssmax.nn.rules",
     "ssmax.nn.scale", "ssmax.hf.written_config", "ssmax.hf.masks", "ssmax.hf.hook",
-    "ssmax.hf.conversion", "ssmax.hf.full_checkpoint", "ssmax.hf.remote_code",
+    "ssmax.hf.layers", "ssmax.hf.conversion", "ssmax.hf.full_checkpoint",
 )  # fmt: skip
 _INSTEAD = {
     # The reference runs anywhere, without a kernel.
@@ -36,29 +36,6 @@ _INSTEAD = {
     # The file's own configs write their type themselves.
     "install": "install_attention",
 }
-
-
-class OwnType:
-    """Mixed into a class of configs: writes a type of its own, which no other code takes for it.
-
-    In memory the type is the plain one, by which Transformers finds what belongs to a family.
-    """
-
-    model_type: str
-
-    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """Write it with a type of its own."""
-        write_own_type(self, json_file_path, use_diff, has_code=True)
-
-    @classmethod
-    def get_config_dict(
-        cls, *arguments: Any, **options: Any
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read it with the plain type."""
-        values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
-            *arguments, **options
-        )
-        return {**values, "model_type": cls.model_type}, rest
 
 
 def save_remote_code(model: nn.Module, folder: str | Path) -> str:
@@ -80,25 +57,23 @@ def save_remote_code(model: nn.Module, folder: str | Path) -> str:
             "PEFT has changed this model; merge_and_unload gives one that can be saved"
         )
     kind, config = type(saved), type(saved.config)
-    if not kind.__module__.startswith("transformers."):
-        raise UsageError(
-            f"{kind.__name__} is not a class of Transformers, so that it could not be built from "
-            "one file; save_pretrained keeps remote code as it is"
-        )
     heads = _auto_classes(transformers, kind, config)
-    auto = next((auto for auto, name in heads.items() if name == kind.__name__), None)
+    auto = next((auto for auto, head in heads.items() if head is kind), None)
     if auto is None:
         raise UsageError(
             f"no Auto class of Transformers leads from a {config.__name__} to {kind.__name__}, so "
             "that remote code could not be found by it; use save_pretrained and "
-            "ssmax.hf.from_pretrained"
+            "ssmax.hf.from_pretrained, or with a class of your own ssmax.hf.save"
         )
     saved.save_pretrained(folder)
     path = Path(folder) / "config.json"
     values = json.loads(path.read_text())
-    values["auto_map"] = {auto: f"{MODULE}.{CLASS_PREFIX}{name}" for auto, name in heads.items()}
-    values["auto_map"]["AutoConfig"] = f"{MODULE}.{CLASS_PREFIX}{config.__name__}"
-    write_whole(path.with_name(f"{MODULE}.py"), source(heads, config.__name__))
+    names = {auto: head.__name__ for auto, head in heads.items()}
+    values["auto_map"] = {
+        auto: f"{MODULE}.{CLASS_PREFIX}{name}"
+        for auto, name in {**names, "AutoConfig": config.__name__}.items()
+    }
+    write_whole(path.with_name(f"{MODULE}.py"), source(names, config.__name__))
     write_whole(path, json.dumps(values, indent=2) + "\n")
     return auto
 
@@ -143,7 +118,7 @@ def _class(first: str, name: str, what: str, auto: str) -> str:
     )
 
 
-def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]:
+def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, type]:
     """Find every Auto class that knows this family, and the class that it takes."""
     found = {}
     for auto in dir(transformers):
@@ -151,5 +126,5 @@ def _auto_classes(transformers: Any, kind: type, config: type) -> dict[str, str]
         if mapping and config in mapping:
             known = mapping[config]
             several = known if isinstance(known, tuple | list) else (known,)
-            found[auto] = (kind if kind in several else several[0]).__name__
+            found[auto] = kind if kind in several else several[0]
     return found

@@ -69,13 +69,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def not_loaded(source: str | Path, error: Exception) -> UsageError:
-    """Make one line of what Transformers says in several."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    where = "" if Path(source).exists() else " is no folder, and as a name on the Hub it"
-    return UsageError(f"{str(source)!r}{where} cannot be loaded: {first}")
-
-
 def converted_already(source: str | Path) -> UsageError:
     """Make the error for a converted model where plain softmax is wanted."""
     return UsageError(f"{source} is converted already; load it with ssmax.hf.from_pretrained")
@@ -89,13 +82,15 @@ def read_by_transformers(source: str | Path) -> Iterator[None]:
     except UsageError:
         raise
     except (OSError, ValueError, KeyError, ImportError) as error:
-        if "trust_remote_code" not in str(error):
-            raise not_loaded(source, error) from error
-        raise UsageError(
-            f"{str(source)!r} brings code of its own, which is not run here; if you trust it, "
-            "load it in Python with trust_remote_code=True: ssmax.hf.convert, save and "
-            "HFCausalLM take the model"
-        ) from None
+        if "trust_remote_code" in str(error):
+            raise UsageError(
+                f"{str(source)!r} brings code of its own, which is not run here; if you trust it, "
+                "load it in Python with trust_remote_code=True: ssmax.hf.convert, save and "
+                "HFCausalLM take the model"
+            ) from None
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        where = "" if Path(source).exists() else " is no folder, and as a name on the Hub it"
+        raise UsageError(f"{str(source)!r}{where} cannot be loaded: {first}") from error
 
 
 @contextmanager

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from ssmax.errors import UsageError
-from ssmax.hf.conversion import converted_modules, must_be_converted, unwrapped
+from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.hook import ATTRIBUTE
+from ssmax.hf.layers import converted_modules
 from ssmax.ops.length import initial_s
 
 
@@ -20,14 +21,13 @@ def param_groups(
     Adam moves a value by about its learning rate a step: at 1e-5 s hardly moves; 1e-3 is a good
     first try.
     """
-    _must_have_s(model)
+    can_learn = _has_s(model)
     ours, matrices, others = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             home = ours if f".{ATTRIBUTE}." in name else matrices if parameter.dim() > 1 else others
             home.append(parameter)
-    # A rule that learns nothing has no use for the rate, and does no harm.
-    if ssmax_lr is not None and not ours:
+    if ssmax_lr is not None and can_learn and not ours:
         _must_be_saved(model)
     groups = [
         {"params": matrices, "lr": lr, "weight_decay": weight_decay},
@@ -39,24 +39,29 @@ def param_groups(
 
 def freeze_all_but_ssmax(model: nn.Module) -> nn.Module:
     """Let s and b alone learn, in place."""
-    _must_have_s(model)
-    _must_learn(model)
+    if not _has_s(model):
+        raise UsageError(
+            f"the rule {must_be_converted(model).rule!r} of this model has nothing that could "
+            "learn; convert it with rule='ssmax', or let the rest of the model learn"
+        )
     _must_be_saved(model)
     model.requires_grad_(False)
     for name, module in model.named_modules():
         if name.rpartition(".")[2] == ATTRIBUTE:
-            _used(module).requires_grad_(True)
+            scale: Any = module
+            # Of the copies that PEFT keeps, that of the active adapter.
+            if hasattr(scale, "original_module"):
+                scale = scale.modules_to_save[scale.active_adapters[0]]
+            scale.requires_grad_(True)
     return model
 
 
-def _must_learn(model: nn.Module) -> None:
-    """Raise where the rule has nothing that could."""
-    if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
-        record = must_be_converted(model)
-        raise UsageError(
-            f"the rule {record.rule!r} of this model has nothing that could learn; convert it with "
-            "rule='ssmax', or let the rest of the model learn"
-        )
+def _has_s(model: nn.Module) -> bool:
+    """True where s could learn, also by remote code; raise unless the model is converted."""
+    has_s = any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters())
+    if not has_s:
+        must_be_converted(model)
+    return has_s
 
 
 def _must_be_saved(model: nn.Module) -> None:
@@ -67,19 +72,6 @@ def _must_be_saved(model: nn.Module) -> None:
             "PEFT has wrapped this model and would not save its s and b; pass "
             f"modules_to_save=[{ATTRIBUTE!r}] to its config"
         )
-
-
-def _used(scale: Any) -> nn.Module:
-    """Find an ssmax itself; of the copies that PEFT keeps of it, that of the active adapter."""
-    if not hasattr(scale, "original_module"):
-        return scale
-    return scale.modules_to_save[scale.active_adapters[0]]
-
-
-def _must_have_s(model: nn.Module) -> None:
-    """Raise unless it is converted, by this package or by remote code."""
-    if not any(f".{ATTRIBUTE}." in name for name, _ in model.named_parameters()):
-        must_be_converted(model)
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Check a converted model: every layer is reached, n is right, padding is not counted."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,14 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ssmax.errors import UsageError
-from ssmax.hf.conversion import (
-    converted_modules,
-    in_tower,
-    module_device,
-    must_be_converted,
-    unwrapped,
-)
+from ssmax.hf.conversion import must_be_converted, unwrapped
 from ssmax.hf.hook import watched
+from ssmax.hf.layers import converted_modules, in_tower, module_device
 
 TOKENS, PADDING = 12, 5
 # What models of Transformers read.
@@ -54,15 +49,10 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         raise UsageError(f"what was converted is not what carries an ssmax: {', '.join(gone[:3])}")
     was_training = model.training
     model.eval()
-    called: set[str] = set()
-    handles = [
-        module.register_forward_pre_hook(lambda *_, name=name: called.add(name))
-        for module, name in names.items()
-    ]
+    padded = inputs is None and "attention_mask" in _parameters(model)
     try:
         shown = _inputs(model, 0) if inputs is None else inputs
         reached = _compare(model, names, shown, 0)
-        padded = inputs is None and "attention_mask" in _parameters(model)
         if padded:
             _compare(model, names, _inputs(model, PADDING), PADDING)
         if inputs is None:
@@ -73,32 +63,19 @@ def verify(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Verifie
         raise UnverifiedError(_no_tokens(model, error)) from error
     finally:
         model.train(was_training)
-        for handle in handles:
-            handle.remove()
-    # Text reaches no towers.
     missed = sorted(set(names.values()) - reached)
     if inputs is None:
         missed = [name for name in missed if not in_tower(name)]
     if missed:
-        raise UsageError(_why_missed(missed, called, len(names), inputs))
+        raise UsageError(
+            f"{len(missed)} of {len(names)} converted layers were not reached, such as "
+            f"{missed[0]!r}: {'tokens alone do' if inputs is None else 'these inputs do'} not lead "
+            "there (pass inputs= that do; cross attention waits for encoder_hidden_states), or its "
+            "attention does not go through Transformers' interface; convert the model without "
+            "them (attention='self', or layers=a function)"
+        )
     tokens = shown["input_ids"].shape[-1] if "input_ids" in shown else 0
     return Verified(layers=len(reached), tokens=tokens, padded=padded)
-
-
-def _why_missed(
-    missed: Sequence[str], called: set[str], layers: int, inputs: Mapping[str, Any] | None
-) -> str:
-    if past := [name for name in missed if name in called]:
-        return (
-            f"{len(past)} of {layers} converted layers were not reached, such as {past[0]!r}: "
-            "their attention does not go through Transformers' interface"
-        )
-    what = "tokens alone do" if inputs is None else "these inputs do"
-    return (
-        f"{len(missed)} of {layers} converted layers were not run, such as {missed[0]!r}: {what} "
-        "not lead there; pass inputs= that do (cross attention waits for encoder_hidden_states), "
-        "or convert the model without them (attention='self', or layers=a function)"
-    )
 
 
 def _parameters(model: nn.Module) -> Mapping[str, Any]:
@@ -152,29 +129,22 @@ def _compare(
 
 
 def audited(audit: Callable[[nn.Module, Tensor, Tensor, Tensor], None]) -> Callable[..., None]:
-    """Make a watcher that calls `audit` with a module, its n, its keys and how many are weighed."""
+    """Make a watcher that calls `audit` with a module, its n, its keys and how many are weighed.
+
+    The kernel itself says how many keys get weight, (B, H, Q): values that are 1 in one place each
+    make its output the weights of as many keys as they are wide.
+    """
 
     def watch(module, num_keys, query, key, value, attend) -> None:
-        audit(module, num_keys, key, _weighed_keys(attend, query, key, value))
+        weighed_BHQ = torch.zeros((), dtype=torch.long, device=query.device)
+        for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
+            one_hot = torch.zeros_like(value)
+            one_hot[:, :, keys, keys - keys[0]] = 1
+            weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
+            weighed_BHQ = weighed_BHQ + (weights_BQHD > 0).sum(-1).transpose(1, 2)
+        audit(module, num_keys, key, weighed_BHQ)
 
     return watch
-
-
-def _weighed_keys(
-    attend: Callable[[Tensor, Tensor], Any], query: Tensor, key: Tensor, value: Tensor
-) -> Tensor:
-    """Count the keys that the kernel itself gives weight to: (B, H, Q).
-
-    Values that are 1 in one place each make its output the weights of as many keys as they are
-    wide.
-    """
-    weighed = torch.zeros((), dtype=torch.long, device=query.device)
-    for keys in torch.arange(key.shape[2], device=query.device).split(value.shape[-1]):
-        one_hot = torch.zeros_like(value)
-        one_hot[:, :, keys, keys - keys[0]] = 1
-        weights_BQHD, *_ = attend(torch.zeros_like(query), one_hot)
-        weighed = weighed + (weights_BQHD > 0).sum(-1).transpose(1, 2)
-    return weighed
 
 
 def _compare_decoding(
@@ -192,15 +162,14 @@ def _compare_decoding(
 
 def _inputs(model: nn.Module, padding: int) -> dict[str, Any]:
     config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = config.get_text_config()
     device = module_device(model)
     tokens = torch.arange(TOKENS, device=device).remainder(max(2, text.vocab_size - 1)).view(1, -1)
     inputs: dict[str, Any] = {"input_ids": tokens + 1 if text.vocab_size > TOKENS + 1 else tokens}
     if padding:
-        mask = torch.ones_like(tokens)
-        mask[:, :padding] = 0
-        inputs["attention_mask"] = mask
-    if getattr(config, "is_encoder_decoder", False):
+        inputs["attention_mask"] = torch.ones_like(tokens)
+        inputs["attention_mask"][:, :padding] = 0
+    if config.is_encoder_decoder:
         inputs["decoder_input_ids"] = inputs["input_ids"]
         if padding:
             inputs["decoder_attention_mask"] = inputs["attention_mask"]

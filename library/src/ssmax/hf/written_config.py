@@ -32,6 +32,29 @@ def write_own_type(config: Any, path: Any, use_diff: bool, *, has_code: bool) ->
     Path(path).write_text(text, encoding="utf-8")
 
 
+class OwnType:
+    """Mixed into a class of configs: reads and writes a type of its own, and is of the plain one.
+
+    Subclasses are the configs of remote code, of vLLM's plugin, and of a checkpoint being read.
+    """
+
+    model_type: str
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """Write it with a type of its own."""
+        write_own_type(self, json_file_path, use_diff, has_code=True)
+
+    @classmethod
+    def get_config_dict(
+        cls, *arguments: Any, **options: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Read it with the plain type; engines choose their class by the names as they are."""
+        values, rest = super().get_config_dict(  # pyright: ignore[reportAttributeAccessIssue]
+            *arguments, **options
+        )
+        return {**values, "model_type": cls.model_type}, rest
+
+
 @functools.cache
 def install_writer() -> None:
     """Make every config of a converted model write a type of its own; others stay as they are.
@@ -54,9 +77,9 @@ def install_writer() -> None:
 
 
 def _belongs_to_code(transformers: Any, config: Any) -> bool:
-    """True where the model runs by code in its folder, which finds it by `auto_map`."""
-    auto_map = getattr(config, "auto_map", None) or {}
-    is_ours = any(f"{MODULE}." in str(name) for name in auto_map.values())
+    """True where the model runs by code in its folder, which finds it by `auto_map`.
+
+    Models of Transformers' own classes may still carry the auto_map of the folder they are from.
+    """
     names = getattr(config, "architectures", None) or [""]
-    # Models of Transformers' own classes may still carry the auto_map of the folder they are from.
-    return is_ours or (bool(auto_map) and not hasattr(transformers, names[0]))
+    return bool(getattr(config, "auto_map", None)) and not hasattr(transformers, names[0])

@@ -16,18 +16,5 @@ if TYPE_CHECKING:
     from ssmax.nn.rules import Rule as Rule
     from ssmax.nn.scale import ProbeTable as ProbeTable
     from ssmax.nn.scale import SSMaxScale as SSMaxScale
-
-_HOME_OF = {
-    "KVCache": "cache",
-    "ProbeTable": "scale",
-    "RMSNorm": "norm",
-    "RULES": "rules",
-    "RotaryEmbedding": "rotary",
-    "Rule": "rules",
-    "SSMaxScale": "scale",
-    "SelfAttention": "attention",
-}
-
-if not TYPE_CHECKING:
-    __all__ = sorted(_HOME_OF)
-    __getattr__, __dir__ = door(__name__, _HOME_OF)
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

@@ -6,9 +6,5 @@ from ssmax._lazy import door
 
 if TYPE_CHECKING:
     from ssmax.ops import scale as scale
-
-__all__ = ["scale"]
-
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = door(__name__, dict.fromkeys(__all__, ""))
+else:
+    __all__, __getattr__, __dir__ = door(__name__)

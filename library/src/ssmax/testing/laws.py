@@ -12,7 +12,15 @@ from torch import Tensor
 from ssmax.testing.cases import make_case
 from ssmax.testing.check import Attention, is_refusal
 
+LAWS: dict[str, Callable[[Attention], None]] = {}
 
+
+def _law(law: Callable[[Attention], None]) -> Callable[[Attention], None]:
+    LAWS[law.__name__] = law
+    return law
+
+
+@_law
 def rows_do_not_see_their_neighbours(attention: Attention) -> None:
     """A row of a batch comes out as it does alone."""
     padding = torch.tensor([[False] * 3 + [True] * 6, [True] * 9])
@@ -25,6 +33,7 @@ def rows_do_not_see_their_neighbours(attention: Attention) -> None:
         _same(together[row], alone, f"row {b} of a batch")
 
 
+@_law
 def any_split_into_chunks_agrees(attention: Attention) -> None:
     """Queries fed in pieces against the keys so far come out as all at once."""
     case = make_case("chunks", queries=11, is_causal=True)
@@ -36,6 +45,7 @@ def any_split_into_chunks_agrees(attention: Attention) -> None:
             _same(piece, whole[:, :, start:stop], f"queries {start}..{stop - 1} of {cuts}")
 
 
+@_law
 def padding_changes_nothing(attention: Attention) -> None:
     """Tokens behind padding on either side come out as without it."""
     case = make_case("padding", queries=6, is_causal=True)
@@ -51,6 +61,7 @@ def padding_changes_nothing(attention: Attention) -> None:
         _same(padded[:, :, left : left + 6], plain, f"{left} pads before and {right} after")
 
 
+@_law
 def packed_documents_are_independent(attention: Attention) -> None:
     """Documents packed into one row come out as each alone."""
     bounds = [0, 3, 4, 10]
@@ -65,6 +76,7 @@ def packed_documents_are_independent(attention: Attention) -> None:
         _same(packed[:, :, start:stop], alone, f"document at {start}..{stop - 1}")
 
 
+@_law
 def hidden_keys_have_no_effect(attention: Attention) -> None:
     """What a masked key or value holds never shows."""
     case = make_case("hidden", is_causal=True)
@@ -76,6 +88,7 @@ def hidden_keys_have_no_effect(attention: Attention) -> None:
     _same(attention(case.q, k, v, case.s, **options), before, "hidden keys changed")
 
 
+@_law
 def the_order_of_the_keys_is_free(attention: Attention) -> None:
     """Without a mask, shuffled keys with their values give the same."""
     case = make_case("order")
@@ -84,6 +97,7 @@ def the_order_of_the_keys_is_free(attention: Attention) -> None:
     _same(shuffled, attention(case.q, case.k, case.v, case.s), "keys shuffled")
 
 
+@_law
 def a_constant_on_every_logit_cancels(attention: Attention) -> None:
     """A channel that adds the same to every logit of a row changes nothing."""
     case = make_case("shift", is_causal=True)
@@ -94,26 +108,12 @@ def a_constant_on_every_logit_cancels(attention: Attention) -> None:
     _same(attention(q, k, case.v, case.s, is_causal=True), plain, "logits shifted")
 
 
+@_law
 def a_single_key_gets_all_the_weight(attention: Attention) -> None:
     """n = 1: whatever s is, the output is the value."""
     case = make_case("single", queries=1)
     for factor in (1.0, 0.0, -1.0):
         _same(attention(case.q, case.k, case.v, factor * case.s), case.v, f"s times {factor}")
-
-
-LAWS: dict[str, Callable[[Attention], None]] = {
-    law.__name__: law
-    for law in (
-        rows_do_not_see_their_neighbours,
-        any_split_into_chunks_agrees,
-        padding_changes_nothing,
-        packed_documents_are_independent,
-        hidden_keys_have_no_effect,
-        the_order_of_the_keys_is_free,
-        a_constant_on_every_logit_cancels,
-        a_single_key_gets_all_the_weight,
-    )
-}
 
 
 def check_laws(attention: Attention) -> dict[str, str]:

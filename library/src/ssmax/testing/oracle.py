@@ -4,7 +4,7 @@ n**(s z) is evaluated in float64. Slow on purpose; there is nothing here to get 
 
 # B batch, H query heads, G key heads, T queries, S keys, D head_dim
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,64 +65,60 @@ def _in_one_run(position: list[int], t: int, i: int, j: int) -> bool:
     return all(position[m + 1] == position[m] + 1 for m in range(i, j))
 
 
-def oracle_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: float | Tensor,
-    *,
-    bias: float | Tensor | None = None,
-    num_keys: int | Tensor | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    **mask_options: Any,
-) -> Tensor:
-    """Compute n**(s z) / sum of n**(s z), times v, in float64; with a bias, times exp(b z)."""
+def oracle_attention(q: Tensor, k: Tensor, v: Tensor, s: float | Tensor, **options: Any) -> Tensor:
+    """Compute n**(s z) / sum of n**(s z), times v, in float64; with a bias, times exp(b z).
+
+    Options are those of `ssmax.ssmax_attention`.
+    """
     q, k, v = (x.double() for x in (q, k, v))
-    mask, n, s, b = _count(q, k, s, bias, num_keys, mask_options)
-    z = _logits(q, k, scale)
-    added = _added(mask_options.get("attn_mask"))
-    if bias is None and added is None:
-        weights = n ** _below_the_largest(s * z, mask)
+    call = _read(q, k, v, s, **options)
+    z = q @ call.k.mT * call.scale
+    if options.get("bias") is None and call.added is None:
+        weights = call.n ** _below_the_largest(call.s * z, call.mask)
     else:
-        added = 0.0 if added is None else added
-        weights = torch.e ** _below_the_largest((s * n.log() + b) * z + added, mask)
-    weights = torch.where(mask, weights, 0.0)
+        added = 0.0 if call.added is None else call.added
+        exponent = (call.s * call.n.log() + call.b) * z + added
+        weights = torch.e ** _below_the_largest(exponent, call.mask)
+    weights = torch.where(call.mask, weights, 0.0)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-    return weights @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+    return weights @ call.v
 
 
-def naive_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: float | Tensor,
-    *,
-    bias: float | Tensor | None = None,
-    num_keys: int | Tensor | None = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    **mask_options: Any,
-) -> Tensor:
+def naive_attention(q: Tensor, k: Tensor, v: Tensor, s: float | Tensor, **options: Any) -> Tensor:
     """Compute with explicit logits in the dtype of q: its error is the budget of the rest.
 
     Differentiable in q, k, v, s and bias, so in float64 its gradients are the reference.
     """
-    mask, n, s, b = _count(q, k, s, bias, num_keys, mask_options)
+    call = _read(q, k, v, s, **options)
     wide = torch.promote_types(q.dtype, torch.float32)
-    logits = _logits((q.to(wide) * (s * n.log() + b).to(wide)).to(q.dtype), k, scale)
-    if (added := _added(mask_options.get("attn_mask"))) is not None:
-        logits = logits + added.to(q.dtype)
-    hidden = ~mask.any(-1, keepdim=True)
-    weights = logits.to(wide).masked_fill(~(mask | hidden), -torch.inf).softmax(-1)
-    return weights.masked_fill(hidden, 0.0).to(q.dtype) @ v.repeat_interleave(
-        q.shape[1] // v.shape[1], dim=1
-    )
+    factor = (call.s * call.n.log() + call.b).to(wide)
+    logits = (q.to(wide) * factor).to(q.dtype) @ call.k.mT * call.scale
+    if call.added is not None:
+        logits = logits + call.added.to(q.dtype)
+    hidden = ~call.mask.any(-1, keepdim=True)
+    weights = logits.to(wide).masked_fill(~(call.mask | hidden), -torch.inf).softmax(-1)
+    return weights.masked_fill(hidden, 0.0).to(q.dtype) @ call.v
 
 
-def _count(q, k, s, bias, num_keys, mask_options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Find the mask, n as (B, H, T, 1), and s and b as columns of heads, float64."""
-    batch, num_heads, num_queries, _ = q.shape
+class _Call(NamedTuple):
+    """What both need: the mask, n as (B, H, T, 1), s and b as columns of heads, float64."""
+
+    mask: Tensor
+    n: Tensor
+    s: Tensor
+    b: Tensor
+    k: Tensor
+    """Of every query head, like v."""
+    v: Tensor
+    scale: float
+    added: Tensor | None
+    """What an additive mask adds to the scaled logits, 0 where it hides."""
+
+
+def _read(
+    q, k, v, s, *, bias=None, num_keys=None, scale=None, enable_gqa=False, **mask_options
+) -> _Call:
+    batch, num_heads, num_queries, width = q.shape
     mask = oracle_mask(num_queries, k.shape[2], batch=batch, num_heads=num_heads, **mask_options)
     n = mask.sum(-1, keepdim=True).clamp_min(1)
     if num_keys is not None:
@@ -132,22 +128,16 @@ def _count(q, k, s, bias, num_keys, mask_options) -> tuple[Tensor, Tensor, Tenso
         torch.as_tensor(value, dtype=torch.float64).reshape(-1, 1, 1)
         for value in (s, 0.0 if bias is None else bias)
     )
-    return mask, n.double(), s, b
+    k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+    added = mask_options.get("attn_mask")
+    if added is not None:
+        is_boolean = added.dtype == torch.bool
+        added = None if is_boolean else added.double().masked_fill(_hidden(added), 0.0)
+    scale = width**-0.5 if scale is None else scale
+    return _Call(mask=mask, n=n.double(), s=s, b=b, k=k, v=v, scale=scale, added=added)
 
 
 def _below_the_largest(exponent: Tensor, mask: Tensor) -> Tensor:
     """Subtract the largest visible exponent of a row: a constant, which cancels."""
     largest = exponent.masked_fill(~mask, -torch.inf).amax(-1, keepdim=True)
     return exponent - largest.nan_to_num(neginf=0.0)
-
-
-def _logits(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-
-
-def _added(attn_mask: Tensor | None) -> Tensor | None:
-    """Find what an additive mask adds to the scaled logits, 0 where it hides."""
-    if attn_mask is None or attn_mask.dtype == torch.bool:
-        return None
-    return attn_mask.double().masked_fill(_hidden(attn_mask), 0.0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ssmax.ops.backends import varlen
 from ssmax.ops.backends.inputs import AttentionInputs
 from ssmax.ops.implementation import choose_impl
+from ssmax.ops.visible import is_eager
 
 FEWEST_TOKENS = 1024
 """Shorter rows are over before they are turned."""
@@ -43,9 +44,9 @@ def padding_of(inputs: AttentionInputs) -> Padding | None:
     keep_BT = spec.key_padding_mask
     if (
         not inputs.on_gpu
-        # First: what follows breaks a graph, or would tie it to a length.
-        or torch.compiler.is_compiling()
-        or type(keep_BT) is not Tensor
+        or keep_BT is None
+        # Asked first: a compiler cannot trace the next question.
+        or not is_eager(keep_BT)
         or keep_BT.is_inference()
         or spec.num_queries < FEWEST_TOKENS
         or torch.cuda.is_current_stream_capturing()

@@ -21,7 +21,7 @@ $(READY): pyproject.toml library/pyproject.toml lab/pyproject.toml constraints.t
 	"$(BIN)/python" -m pip install --quiet --upgrade pip -c constraints.txt
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt torch
 	"$(BIN)/python" -m pip install --quiet -c constraints.txt --editable './library[triton,hf,export]' \
-		--editable './lab[hf,hub,tensorboard]' --group test --group docs --group dev
+		--editable './lab[hf,hub]' --group test --group docs --group dev
 	touch $(READY)
 
 reproduce: $(READY)  ## the paper on this machine: train, measure, judge, draw (PRESET=quick; a GPU: PRESET=gpu ARGS="--text FOLDER")

@@ -10,7 +10,6 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 TYPED = {
     "context_parallel": "growth --quick --rounds 1",
-    "decode_speed": "--quick",
     "hf_cost": "--quick",
     "train_speed": "--quick --turns 1",
 }

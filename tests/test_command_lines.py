@@ -56,7 +56,7 @@ MISTYPED = [
     "ssmax-lab pretrain --config ssmaxx",
     "ssmax-lab pretrain --data nowhere",
     "ssmax-lab pretrain --frob",
-    "ssmax-lab pretrain --on-nonfinite ignore",
+    "ssmax-lab pretrain --set run.on_nonfinite=ignore",
     "ssmax-lab pretrain --preset huge",
     "ssmax-lab pretrain --resume",
     "ssmax-lab pretrain --set optim.lrr=1",
@@ -146,7 +146,7 @@ def test_every_option_says_what_it_is_and_a_name_is_said_in_one_way():
             if parameter.param_type_name == "argument":
                 assert parameter.metavar.isupper(), f"{where}: an argument is written in capitals"
             said.setdefault(parameter.opts[0], set()).add(parameter.help)
-    for name in ("--device", "--json", "--theta", "--set", "--file", "--resume", "--hf", "--open"):
+    for name in ("--device", "--json", "--theta", "--set", "--file", "--resume", "--hf"):
         assert len(said[name]) == 1, (name, said[name])
 
 

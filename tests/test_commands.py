@@ -77,11 +77,10 @@ SHORTER = {
     "ssmax-lab generate": "--max-new-tokens 4 --device cpu",
     "ssmax-lab pretrain": SMALL,
     "ssmax-lab pretrain --preset long": f"{SMALL} --set schedule.decay_steps=1",
-    "ssmax-lab report": "--no-open",
     "ssmax-lab reproduce": "--dry-run",
     # What is computed needs no training, and the records are packed all the same.
-    "ssmax-lab reproduce --only figure1 ": "--no-open",
-    "ssmax-lab reproduce --preset gpu --data": "--only figure1 --no-open",
+    "ssmax-lab reproduce --only figure1 ": "",
+    "ssmax-lab reproduce --preset gpu --data": "--only figure1",
     "torchrun": SMALL,
     "torchrun --nproc-per-node 8 -m ssmax_lab pretrain --preset long": (
         f"{SMALL} --set schedule.decay_steps=1 --set run.context_parallel=2"
@@ -210,7 +209,7 @@ def typed(command: str):
 def write_part(path: Path, name: re.Match) -> None:
     """Records of another machine."""
     part = f"{name[1]}-{name[2]}"
-    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1 --part {part}"
+    study = f"--configs {','.join(name[1])} --first-seed {name[2]} --seeds 1"
     command = (
         f"ssmax-lab reproduce --preset gpu --data tokens {study} --records {path} --out {part}"
     )
@@ -256,7 +255,7 @@ LEAVES = {
     "finetune": "runs/*/model/*",
     "merge": "{folder}/parts/*",
     "python examples/train_only_s.py": "adapter/*",
-    "pretrain": "{runs}/{preset}-{config}/model/*",
+    "pretrain": "runs/{preset}-{config}/model/*",
     "report": "{folder}/*.html",
     "reproduce": "reproduction/{preset}/report.html",
 }

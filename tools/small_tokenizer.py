@@ -31,7 +31,7 @@ def texts() -> Iterator[str]:
     for _ in range(TIMES):
         for city in CITIES:
             needle = Needle(city=city, number="")
-            asked = Question(id="", context="", question=needle.question, answer="")
+            asked = Question(context="", question=needle.question, answer="")
             yield f"{needle.statement}.{format_question(asked)[0]}"
 
 

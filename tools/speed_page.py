@@ -100,57 +100,33 @@ def training() -> list[str]:
     return lines
 
 
-def decoding() -> list[str]:
-    """Tokens of the paper's model, ours and Transformers'."""
-    rows = newest("decode_speed")
-    names = list(dict.fromkeys(row["competitor"] for row in rows))
-    lines = ["| batch, context | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
-    for shape in dict.fromkeys(row["shape"] for row in rows):
-        of_shape = {row["competitor"]: row for row in rows if row["shape"] == shape}
-        cells = [f"{float(of_shape[name]['milliseconds']):.2f} ms" for name in names]
-        lines.append(f"| {shape} | " + " | ".join(cells) + " |")
-    return lines
-
-
 def bars_picture() -> Figure:
-    """Training and decoding, ours and what one would take instead."""
+    """Training, ours and what one would take instead."""
     alt = altair()
-    speeds = {
-        row["competitor"]: TOKENS_OF_A_STEP / float(row["milliseconds"])
+    rows = [
+        {"what": row["competitor"].replace(" (yardstick)", ""),
+         "speed": short(TOKENS_OF_A_STEP / float(row["milliseconds"])),
+         "colour": "#d55e00" if row["competitor"].startswith("ours") else QUIET}
         for row in newest("train_speed")
         if row["mode"] == "step" and "packed" not in row["competitor"]
-    }
-    decoded = {
-        f"{row['competitor']}, {row['shape']}": 1e3 * batch / float(row["milliseconds"])
-        for row in newest("decode_speed")
-        for batch in [int(row["shape"].split()[0][1:])]
-    }
-    panels = []
-    for values, title, scale in (
-        (speeds, "training, thousand tokens/s", {}),
-        (decoded, "decoding, tokens/s", {"type": "log"}),
-    ):
-        rows = [
-            {"what": name.replace(" (yardstick)", ""), "speed": short(value),
-             "colour": "#d55e00" if name.startswith("ours") else QUIET}
-            for name, value in values.items()
-        ]  # fmt: skip
-        up = alt.Y(
-            "what:N", sort=None, title=None, axis=alt.Axis(labelLimit=260, ticks=False, grid=True)
+    ]  # fmt: skip
+    dots = (
+        alt.Chart()
+        .mark_point(filled=True, size=90, opacity=1)
+        .encode(
+            alt.X("speed:Q", title="thousand tokens/s", axis=alt.Axis(tickCount=5)),
+            alt.Y(
+                "what:N",
+                sort=None,
+                title=None,
+                axis=alt.Axis(labelLimit=260, ticks=False, grid=True),
+            ),
+            alt.Color("colour:N", scale=None),
         )
-        dots = (
-            alt.Chart()
-            .mark_point(filled=True, size=90, opacity=1)
-            .encode(
-                alt.X("speed:Q", title=title, axis=alt.Axis(tickCount=5)).scale(**scale),
-                up,
-                alt.Color("colour:N", scale=None),
-            )
-        )
-        panels.append(Panel(dots.properties(height=24 * len(rows)), rows))
+    )
     return Figure(
-        title="Training is ahead of the plain loop, decoding with a CUDA graph of Transformers",
-        panels=panels,
+        title="Training the paper's model is ahead of a plain loop",
+        panels=[Panel(dots.properties(height=24 * len(rows)), rows)],
         width=260,
     )
 
@@ -197,7 +173,6 @@ TABLES = {
     "wall clock": wall_clock,
     "other calls": other_calls,
     "training": training,
-    "decoding": decoding,
 }
 
 

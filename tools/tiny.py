@@ -25,7 +25,7 @@ def command(name: str) -> list[str]:
     letter, *is_tuned = name.removeprefix("tiny-").split("-")
     if is_tuned:
         return ["finetune", f"runs/tiny-{letter}"]
-    return ["pretrain", "--preset", "quick", "--config", letter, "--name", name]
+    return ["pretrain", "--preset", "quick", "--config", letter, "--out", f"runs/{name}"]
 
 
 def keep(run: Path, kept: Path) -> None:

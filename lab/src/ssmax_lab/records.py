@@ -367,13 +367,3 @@ RECORD_FILES: dict[str, RecordFile] = {
     NEEDLE_SCORE: RecordFile(NeedleScore, "needle", "scores"),
     PAPERS_NEEDLE_SCORE: RecordFile(NeedleScore, "needle", "papers_needle"),
 }
-
-
-def pretrained_folder(study: Path, run: str) -> Path:
-    """Locate a pretraining in the folder of a study."""
-    return study / RUNS / run
-
-
-def finetuned_folder(study: Path, run: str) -> Path:
-    """Locate the fine-tuning of a run in the folder of a study."""
-    return study / RUNS / f"{run}-qa"

@@ -47,7 +47,7 @@ def test_from_text_to_an_answer(home, capsys):
     assert "done, 4 steps" in capsys.readouterr().out
     assert cli.run(["finetune", "runs/quick-b", *SHORT, "--config", "temperature"]) == 0
     assert "runs/quick-b-temperature-qa: done" in capsys.readouterr().out
-    assert cli.run(["finetune", "runs/quick-b", "--name", "never", "--resume"]) == 2
+    assert cli.run(["finetune", "runs/quick-b", "--out", "runs/never", "--resume"]) == 2
     assert "runs/never is no run" in (told := capsys.readouterr().err)
     assert "leave --resume out to begin one" in told
     assert cli.run(["generate", "runs/quick-b", "beer", "--max-new-tokens", "4"]) == 0
@@ -82,7 +82,7 @@ def test_a_run_is_made_again_from_its_own_config(prepared, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     typed = ["pretrain", "--data", str(prepared / "tokens"), "--config", "a", *TINY]
     assert cli.run(typed) == 0
-    assert cli.run(["pretrain", "--file", "runs/quick-a/config.json", "--name", "again"]) == 0
+    assert cli.run(["pretrain", "--file", "runs/quick-a/config.json", "--out", "runs/again"]) == 0
     runs = tmp_path / "runs"
     assert read_run_config(runs / "again") == read_run_config(runs / "quick-a")
     first, again = ((runs / name / "metrics.jsonl").read_bytes() for name in ("quick-a", "again"))
@@ -107,11 +107,14 @@ BAD = [
     ("pretrain --data tokens --set model.vocab_size=100", "a vocabulary of 257"),
     ("pretrain --data tokens --set model.train_length=1000000", "too few for one window"),
     ("pretrain --data tokens --set run.parallel=tensor", "run.parallel must be one of"),
-    ("pretrain --data tokens --on-nonfinite ignore", "run.on_nonfinite must be one of stop, skip"),
+    (
+        "pretrain --data tokens --set run.on_nonfinite=ignore",
+        "must be one of stop, skip",
+    ),
     ("pretrain --data tokens --file nowhere.toml", "there is no file nowhere.toml"),
     ("pretrain --data tokens --device tpu", "device must be cpu or cuda, got 'tpu'"),
     ("pretrain --resume", "runs/quick-b is no run"),
-    ("pretrain --resume --name x", "leave --resume out to begin one"),
+    ("pretrain --resume --out runs/x", "leave --resume out to begin one"),
     ("finetune nowhere", "there is no folder nowhere"),
     ("finetune tiny-c", "or tiny-a, tiny-b, tiny-a-qa, tiny-b-qa, which come with the package"),
     ("finetune", "RUN"),
@@ -130,14 +133,14 @@ BAD = [
         "reproduce --preset huge",
         "one of quick, million, small, gpu, paper, quick:theta-1k",
     ),
-    ("reproduce --minutes 0", "minutes must be more than 0"),
+    ("reproduce --minutes 0", "'--minutes'"),
     ("reproduce --records out.zip", "NAME.tar.xz"),
     ("reproduce --test nowhere", "there are no prepared tokens in nowhere"),
-    ("merge study nowhere.tar.xz", "there is no file nowhere.tar.xz"),
+    ("merge study nowhere.tar.xz", "nowhere.tar.xz is no part of a study: No such file"),
     ("data prepare texts afile --tokenizer bytes", "afile must be a folder, but afile is a file"),
     ("data prepare texts afile/x --tokenizer bytes", "afile/x must be a folder, but afile is a"),
-    ("pretrain --data tokens --runs afile", "afile/quick-b must be a folder, but afile is a file"),
-    ("pretrain --data tokens --runs . --name afile", "afile must be a folder, but afile is a file"),
+    ("pretrain --data tokens --out afile/x", "afile/x must be a folder, but afile is a file"),
+    ("pretrain --data tokens --out afile", "afile must be a folder, but afile is a file"),
     ("export tiny-b afile/x", "but"),
     ("export tiny-b afile", "afile is not an empty folder"),
     ("export texts out", "texts is no run"),
@@ -149,8 +152,9 @@ BAD = [
     ("evaluate needle tiny-b --data small --results afile", "afile must be a folder, but afile is"),
     ("reproduce --configs a,g", "there is no configuration 'g'; known: a, b, c"),
     ("reproduce --only figure9", "--only takes figure1 to figure8"),
-    ("reproduce --seeds 0", "seeds must be at least 1, got 0"),
-    ("reproduce --workers 0", "workers must be at least 1, got 0"),
+    ("reproduce --seeds 0", "'--seeds'"),
+    ("reproduce --first-seed -1", "'--first-seed'"),
+    ("reproduce --workers 0", "'--workers'"),
     ("reproduce --set optim.lrr=1", "did you mean 'optim.lr'"),
     ("reproduce --data nowhere", "there are no prepared tokens in nowhere"),
     ("reproduce --questions nowhere", "there is no file nowhere"),
@@ -188,20 +192,6 @@ def test_bad_usage_is_one_line_and_exit_code_2(prepared, monkeypatch, capsys, ty
     assert message in err
     assert err.startswith("ssmax-lab: ") and err.count("\n") == 1 and "Errno" not in err
     assert sorted(path.name for path in prepared.iterdir()) == before, "it left something behind"
-
-
-@pytest.mark.parametrize("verb", ["pretrain --data {data}", "finetune tiny-b"])
-@pytest.mark.parametrize("name", ["../x", "../../x", "a/b", "/tmp/x", "", ".", "..", "a\\b", "x/"])
-def test_the_name_of_a_run_stays_in_the_folder_of_runs(
-    prepared, tmp_path, monkeypatch, capsys, verb, name
-):
-    (tmp_path / "here" / "now").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "here" / "now")
-    typed = verb.format(data=prepared / "tokens").split()
-    assert cli.run([*typed, *SHORT, "--name", name]) == 2
-    told = capsys.readouterr().err
-    assert "the name of a run must be" in told and repr(name) in told and told.count("\n") == 1
-    assert [path.name for path in tmp_path.rglob("*")] == ["here", "now"]
 
 
 def test_a_shard_with_a_flipped_bit_is_named(prepared, tmp_path, monkeypatch, capsys):
@@ -256,7 +246,7 @@ def test_an_empty_prompt_is_refused_as_text(capsys, prompts):
 @pytest.mark.parametrize("typed", [
     "data prepare texts /proc --tokenizer bytes",
     "data prepare texts /proc/x --tokenizer bytes",
-    "pretrain --data tokens --runs /proc/x",
+    "pretrain --data tokens --out /proc/x",
     "export tiny-b /proc/x",
     "evaluate needle tiny-b --data small --results /proc/x",
     "reproduce --out /proc/x",
@@ -271,7 +261,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(prepared, monkeypatch, caps
 
 def test_a_disk_that_takes_no_more_is_one_line(prepared, tmp_path):
     """No file may grow past 64 KiB, which a checkpoint does; metrics.jsonl does not."""
-    typed = " ".join([*TINY, "--set", "run.batch_size=2", "--runs", "runs"])
+    typed = " ".join([*TINY, "--set", "run.batch_size=2"])
     command = f"ulimit -f 64; exec '{sys.executable}' -m ssmax_lab pretrain {typed} --data"
     done = subprocess.run(
         ["bash", "-c", f"{command} '{prepared / 'tokens'}'"],
@@ -321,8 +311,8 @@ def test_a_command_to_type_next_is_quoted(capsys, device):
     assert train._ended(stopped, folder, ["finetune", "my base"], device) == 130
     told = capsys.readouterr().out.split("resume with: ")[1]
     assert shlex.split(told) == [
-        "ssmax-lab", "finetune", "my base", "--runs", "all runs", "--name", "my run é",
-        *([] if device is None else ["--device", device]), "--resume",
+        "ssmax-lab", "finetune", "my base", "--out", str(folder), "--resume",
+        *([] if device is None else ["--device", device]),
     ]  # fmt: skip
 
 
@@ -346,9 +336,9 @@ def test_a_run_goes_on_where_it_was_told_to_run(prepared, tmp_path, monkeypatch,
 
 def test_a_run_resumes_only_as_what_it_began_as(prepared, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    begun = ["pretrain", "--data", str(prepared / "tokens"), "--name", "x", *TINY]
+    begun = ["pretrain", "--data", str(prepared / "tokens"), "--out", "runs/x", *TINY]
     assert cli.run([*begun, "--config", "a", "--set", "model.rule=ssmax"]) == 0
-    resumed = ["pretrain", "--name", "x", "--resume"]
+    resumed = ["pretrain", "--out", "runs/x", "--resume"]
     capsys.readouterr()
     for typed, message in (
         (["--config", "a"], "model.rule cannot change"),
@@ -434,7 +424,7 @@ def test_numbers_have_the_digits_that_a_run_was_fine_tuned_on(home, capsys):
     cli.run(["data", "prepare", "texts", "tokens", "--tokenizer", "bytes"])
     assert cli.run(["pretrain", "--data", "tokens", *TINY]) == 0
     for questions, digits in (("invented+hidden:3", 3), ("invented", 7)):
-        name = ["--name", f"of-{digits}"]
+        name = ["--out", f"runs/of-{digits}"]
         typed = ["finetune", "runs/quick-b", "--questions", questions, *name, *SHORT]
         assert cli.run(typed) == 0
         capsys.readouterr()
@@ -466,11 +456,11 @@ def test_a_plan_is_shown_before_anything_is_done(home, capsys):
 
 
 def test_what_needs_no_training_is_judged_at_once(home, capsys):
-    typed = "reproduce --only figure1 --only figure3 --out study --no-open"
+    typed = "reproduce --only figure1 --only figure3 --out study"
     assert cli.run(typed.split()) == 0
     out = capsys.readouterr().out
     assert "SUPPORTED" in out and "NOT MEASURED" in out and "report.html" in out
-    assert cli.run(["report", "study", "--json", "--no-open"]) == 0
+    assert cli.run(["report", "study", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {one["verdict"] for one in told["comparisons"]} == {"supported"}
     assert told["verdicts"]["C1"] == "supported" and told["verdicts"]["C5"] == "not measured"

@@ -74,10 +74,10 @@ def test_before_and_after_stand_side_by_side_in_one_report(home, capsys):
     assert page.count("data:image/svg+xml") == 4
     assert "loss less that of base, nats" in page and "the difference from base" in page
     assert "loss, positions 128 to 160" in page and '<th scope="col">same</th>' in page
-    assert cli.run(["report", "results", "--no-open"]) == 0
+    assert cli.run(["report", "results"]) == 0
     assert "loss, positions 128 to 160" in capsys.readouterr().out
     assert (home / "results" / "side-by-side.html").read_text() == page
-    assert cli.run(["report", "results", "--no-open", "--json"]) == 0
+    assert cli.run(["report", "results", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["runs"] == ["base", "same"] and len(told["rows"]) > 10
 

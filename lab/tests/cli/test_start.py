@@ -1,16 +1,16 @@
 """What a verb does first: bad usage is told before torch is imported, a bug is not bad usage."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-import ssmax_lab.study.jobs
-import ssmax_lab.study.reproduction
 from ssmax.errors import UsageError
 from ssmax_lab import cli
-from ssmax_lab.study import worker
+from ssmax_lab.study import jobs
+from ssmax_lab.study.presets import quick
 
 
 def test_generation_imports_nothing_of_torch_compile(tmp_path):
@@ -36,17 +36,15 @@ def test_a_job_tells_bad_usage_in_one_line_and_a_bug_with_its_traceback(
     def raises(*_, **__):
         raise error
 
-    monkeypatch.setattr(worker, "_follow_parent", lambda: None)
-    monkeypatch.setattr(
-        ssmax_lab.study.reproduction, "read_study", lambda _: (None, {"data": None})
-    )
-    monkeypatch.setattr(ssmax_lab.study.jobs, "run_job", raises)
-    monkeypatch.setattr(sys, "argv", ["worker", str(tmp_path), "data", "--data", "x"])
+    (tmp_path / "study.json").write_text(json.dumps({"study": quick().to_dict()}))
+    monkeypatch.setattr(sys, "platform", "elsewhere")
+    monkeypatch.setattr(jobs, "run_job", raises)
+    monkeypatch.setattr(sys, "argv", ["jobs", str(tmp_path), "data", "--data", "x"])
     if code is None:
         with pytest.raises(ValueError, match="a bug"):
-            worker.main()
+            jobs.main()
     else:
-        assert worker.main() == code
+        assert jobs.main() == code
         assert capsys.readouterr().out == f"{error}\n"
 
 

@@ -4,13 +4,13 @@ import gzip
 import json
 import lzma
 import os
-import pickle
 import sys
 import types
 
 import pytest
 
-from ssmax_lab.data.sources import Document, Skipped, SourceStoppedError, open_source
+from ssmax.errors import MachineError
+from ssmax_lab.data.sources import Document, Skipped, open_source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
@@ -22,9 +22,8 @@ def pack(content, suffix):
 
 
 def read(source, **options):
-    """Everything of every part, as a worker would read it."""
-    parts = pickle.loads(pickle.dumps(open_source(str(source), **options)))
-    return [document for part in parts for document in part.read()]
+    """Everything of every part."""
+    return [document for part in open_source(str(source), **options) for document in part.read()]
 
 
 def lines(*rows):
@@ -216,7 +215,7 @@ def test_the_hub_failing_is_no_skipped_document(monkeypatch):
         load_dataset=lambda *_, **__: types.SimpleNamespace(num_shards=1, shard=lambda **_: rows())
     )
     monkeypatch.setitem(sys.modules, "datasets", stand_in)
-    with pytest.raises(SourceStoppedError, match="hf:x#0 stopped: gone; run the same command"):
+    with pytest.raises(MachineError, match="hf:x#0 stopped: gone; run the same command"):
         read("hf:x")
 
     def unreachable(*_, **__):

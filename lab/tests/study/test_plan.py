@@ -1,18 +1,9 @@
 """A plan holds what is asked for and what that needs, in an order in which it can be done."""
 
-import dataclasses
-
 import pytest
 
-from ssmax_lab.study.plan import (
-    expected_seconds,
-    expected_time,
-    mark_done,
-    plan,
-    read_figures,
-    seconds_taken,
-)
-from ssmax_lab.study.presets import CONFIGURATIONS, PRESETS, gpu, quick, small
+from ssmax_lab.study.plan import Job, plan, read_figures, side_by_side
+from ssmax_lab.study.presets import CONFIGURATIONS, PRESETS, quick, small
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -22,7 +13,9 @@ def test_every_preset_has_a_plan_that_can_be_done(preset):
     done = set()
     for job in plan(study):
         assert set(job.needs) <= done, job.name
-        assert study.seconds[job.kind] > 0
+        assert job.seconds > 0
+        named = Job.named(job.name)
+        assert (named.kind, named.run) == (job.kind, job.run)
         done.add(job.name)
 
 
@@ -30,7 +23,7 @@ def test_quick_has_softmax_ssmax_and_the_control_and_fits_fifteen_minutes():
     jobs = plan(quick())
     assert {job.configuration for job in jobs} == {"", "a", "b", "temperature"}
     assert {job.kind for job in jobs} == {"data", "pretrain", "loss", "needle"}
-    assert expected_time(quick(), jobs, workers=2) < 15 * 60
+    assert side_by_side((job.expected for job in jobs), 2) < 15 * 60
     assert "pretrain-probe-0" in {
         job.name for job in plan(quick(), configurations=["probe"], seeds=1)
     }
@@ -80,36 +73,18 @@ def test_f_goes_on_from_a_where_both_are_wanted():
     both, alone = pretraining_of_f(["f", "a"], first_seed=3), pretraining_of_f(["f"])
     assert both.needs == ("data", "pretrain-a-3") and alone.needs == ("data",)
     whole = small().seconds["pretrain"]
-    assert expected_seconds(small(), both) == whole / 8
-    assert expected_seconds(small(), alone) == whole
-
-
-def test_what_is_done_is_known_by_its_mark(tmp_path):
-    job = plan(small())[0]
-    assert seconds_taken(tmp_path, job) is None
-    mark_done(tmp_path, job, 3.21)
-    assert seconds_taken(tmp_path, job) == 3.2
+    assert both.expected == whole / 8 and alone.expected == whole
 
 
 def test_workers_share_the_time():
-    jobs = plan(small())
-    one, two = (expected_time(small(), jobs, workers) for workers in (1, 2))
-    assert one == sum(expected_seconds(small(), job) for job in jobs)
-    assert 0.5 * one <= two < 0.6 * one
+    assert side_by_side([10, 10, 20], 1) == 40 and side_by_side([10, 10, 20], 2) == 20
+    assert side_by_side([], 2) == 0
 
 
 def test_a_run_is_measured_before_the_next_is_trained():
     names = [job.name for job in plan(small(), configurations=["b", "a"], seeds=2)]
-    assert names[:5] == ["data", "pretrain-b-0", "finetune-b-0", "loss-b-0", "needle-b-0"]
+    assert names[:5] == ["data", "pretrain-b-0", "loss-b-0", "finetune-b-0", "needle-b-0"]
     assert names[5:6] == ["pretrain-a-0"] and names[9:10] == ["pretrain-b-1"]
-
-
-def test_where_one_training_fills_the_machine_they_take_one_after_the_other():
-    study = gpu()
-    jobs = plan(study, configurations=["a", "b"], seeds=1, figures=[4], has_text=True)
-    assert expected_time(study, jobs, workers=2) == 2 * study.seconds["pretrain"]
-    together = dataclasses.replace(study, trains_alone=False)
-    assert expected_time(together, jobs, workers=2) == study.seconds["pretrain"]
 
 
 def test_figures_are_read_as_people_write_them():
@@ -122,7 +97,7 @@ def test_figures_are_read_as_people_write_them():
     [
         (lambda: plan(small(), configurations=["g"]), "no configuration 'g'; known: a, b, c"),
         (lambda: plan(small(), configurations=["temprature"]), "did you mean 'temperature'"),
-        (lambda: plan(small(), seeds=0), "at least 1"),
+        (lambda: plan(small(), configurations=["a"], figures=[2]), "nothing to do"),
         (lambda: read_figures(["figure9"]), "figure1 to figure8"),
     ],
 )

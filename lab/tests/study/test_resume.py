@@ -33,7 +33,7 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
     while len(steps) < 2:
         stopped = reproduce(
             longer, folder, configurations=["a"], seeds=1, figures=[4], data=tokens,
-            minutes=0.2, part="p", records=tmp_path / "p.tar.xz",
+            minutes=0.2, records=tmp_path / "p.tar.xz",
         )  # fmt: skip
         assert stopped.stopped_by == "clock" and not stopped.is_whole and not stopped.failed
         assert "the time is used" in caplog.text
@@ -49,33 +49,11 @@ def test_the_clock_stops_a_study_and_the_same_command_goes_on(
 
 
 def test_a_stop_by_the_clock_has_an_exit_status_of_its_own(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
-    typed = f"reproduce --configs a --seeds 1 --only figure4 --minutes 0.02 --out {tmp_path / 's'}"
+    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 61)
+    typed = f"reproduce --configs a --seeds 1 --only figure4 --minutes 1 --out {tmp_path / 's'}"
     assert cli.run(typed.split()) == OUT_OF_TIME
-    assert "the 0.02 minutes are used; what was done is kept" in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_what_cannot_be_finished_in_time_and_would_begin_again_is_not_started(
-    tiny, tokens, tmp_path, monkeypatch
-):
-    """A loss is planned with all of the time; a training goes on, so it may start with less."""
-    monkeypatch.setattr(scheduler, "SECONDS_TO_START", 0)
-    study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 60})
-    folder = tmp_path / "s"
-    asked = {"configurations": ["a"], "seeds": 1, "data": tokens, "figures": [5]}
-    done = reproduce(study, folder, minutes=1, **asked)
-    assert done.stopped_by == "clock" and (folder / "done" / "pretrain-a-0.json").exists()
-    assert not (folder / "logs" / "loss-a-0.log").exists()
-    assert reproduce(study, folder, minutes=5, **asked).is_whole
-
-
-def test_a_time_in_which_a_job_would_never_start_is_refused(tiny, tmp_path):
-    """Else the same command would be given forever, and do nothing."""
-    study = dataclasses.replace(tiny, seconds={**tiny.seconds, "loss": 90})
-    message = "1 minutes are too few: loss-a-0 is not started with less than 90 .* at least 2"
-    with pytest.raises(ValueError, match=message):
-        reproduce(study, tmp_path / "s", configurations=["a"], seeds=1, figures=[5], minutes=1)
+    assert "the 1 minutes are used; what was done is kept" in capfd.readouterr().err
+    assert not (tmp_path / "s" / "logs").exists()
 
 
 @pytest.mark.slow
@@ -105,11 +83,7 @@ def test_n_held_changes_nothing_within_the_training_length(tiny, tokens, tmp_pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"minutes": 0}, "minutes must be more than 0"),
-        ({"minutes": float("nan")}, "minutes must be more than 0 and finite"),
-        ({"part": "a/b"}, "letters, digits"),
         ({"records": Path("records.zip")}, r"NAME\.tar\.xz"),
-        ({"first_seed": -1}, "first_seed must be at least 0"),
         ({"device": "tpu", "dry_run": True}, "device must be cpu or cuda, got 'tpu'"),
         ({"configurations": ["x"]}, r"there is no configuration 'x'; known: a, b, "),
     ],
@@ -129,20 +103,15 @@ def test_a_folder_holds_one_text_whatever_its_path(tiny, text, tokens, tmp_path)
     (tmp_path / "texts" / "1.txt").write_text("Water. " * 2000)
     prepare(str(tmp_path / "texts"), tmp_path / "tokens", tokenizer="bytes", workers=1,
             validation_fraction=0.5)  # fmt: skip
-    with pytest.raises(ValueError, match="was begun with other tokens than --data"):
+    with pytest.raises(ValueError, match="made with other tokens"):
         reproduce(tiny, tmp_path / "s", **asked)
 
 
-def test_questions_are_known_by_what_they_are_not_by_where(tiny, tokens, tmp_path):
+def test_questions_are_known_by_name_and_not_by_where(tiny, tokens, tmp_path):
     asked = {"configurations": ["a"], "seeds": 1, "figures": [1], "data": tokens}
     for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "q.json").write_text("{}")
         study = tiny.with_questions(f"{tmp_path / name / 'q.json'}+hidden:5")
         assert reproduce(study, tmp_path / "s", **asked).is_whole
-    (tmp_path / "there" / "q.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"begun with other questions than --questions .*there"):
-        reproduce(study, tmp_path / "s", **asked)
     with pytest.raises(ValueError, match="holds another study"):
         reproduce(tiny.with_questions("hidden:5"), tmp_path / "s", **asked)
 
@@ -180,17 +149,11 @@ def test_text_to_measure_on_has_the_tokens_of_the_training(tiny, text, tokens, t
         reproduce(tiny, tmp_path / "s", data=tokens, test=tmp_path / "small")
 
 
-def test_nothing_to_do_is_no_study(tiny, tokens, tmp_path):
-    with pytest.raises(ValueError, match="there is nothing to do"):
-        reproduce(tiny, tmp_path / "s", configurations=["a"], figures=[2], data=tokens)
-    assert not (tmp_path / "s").exists()
-
-
 @pytest.mark.parametrize("key", ["run.seed=7", "data.folder=x", "model.rule=ssmax"])
 def test_what_a_study_decides_is_not_set(key, tmp_path, capsys):
     typed = ["reproduce", "--dry-run", "--set", key, "--out", str(tmp_path / "s")]
     assert cli.run(typed) == 2
-    assert f"{key.partition('=')[0]} is different for every run" in capsys.readouterr().err
+    assert f"{key.partition('=')[0]} differs between the runs" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -206,7 +169,7 @@ def test_damaged_records_are_named_and_verdicts_made_anew(tiny, tokens, tmp_path
         (
             "results/a-0/sharpness.jsonl",
             "",
-            r"empty; take away done/loss-a-0.json",
+            r"empty; without done/loss-a-0.json",
         ),
         ("runs/a-0/metrics.jsonl", '{"kind": "st', r"metrics.jsonl has no steps"),
         ("runs/a-0/config.json", "{", r"config.json is not the record of a run"),

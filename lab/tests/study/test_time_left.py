@@ -6,9 +6,9 @@ import time
 import pytest
 
 from ssmax._progress import roughly
-from ssmax_lab.study.plan import expected_time, plan
-from ssmax_lab.study.presets import gpu, quick
-from ssmax_lab.study.scheduler import TimeLeft
+from ssmax_lab.study.plan import plan
+from ssmax_lab.study.presets import gpu
+from ssmax_lab.study.scheduler import Running, Scheduler
 
 
 @pytest.fixture
@@ -19,6 +19,24 @@ def now(monkeypatch):
     return now
 
 
+@pytest.fixture
+def running(tmp_path):
+    """Starts a training that says what a test lets it say."""
+
+    def start(job):
+        log = tmp_path / f"{job.name}.log"
+        log.touch()
+        return Running(job, None, log, said_before=0)
+
+    return start
+
+
+def reports(one, done, total=1000):
+    with one.log.open("a") as log:
+        log.write(f"step {done:,}/{total:,}  loss 3.1\n")
+    one.look()
+
+
 def seconds(words):
     """Read m:ss or h:mm:ss."""
     assert words.endswith(" left")
@@ -26,74 +44,57 @@ def seconds(words):
     return sum(int(part) * 60**power for power, part in enumerate(reversed(parts)))
 
 
-def without_data(jobs):
-    return [job for job in jobs if job.kind != "data"]
+def scheduler(jobs, tmp_path):
+    return Scheduler(
+        tmp_path, jobs, command=lambda job: [], workers=1, measured_on=gpu().measured_on
+    )
+
+
+JOBS = plan(gpu(), configurations=["a", "f"], seeds=1, has_text=True)
+ALL = sum(job.expected for job in JOBS)
 
 
 @pytest.mark.parametrize("slower", [0.25, 1, 5, 40])
-def test_what_is_left_takes_as_much_longer_as_what_was_done(now, slower):
-    jobs = without_data(plan(gpu(), configurations=["a", "b"], seeds=1))
-    whole = slower * expected_time(gpu(), jobs, 1)
-    left = TimeLeft(gpu(), jobs, 1)
-    training = jobs[0]
-    left.update(training, 0.0)
-    now[0] += 0.02 * slower * gpu().seconds["pretrain"]
-    left.update(training, 0.02)
-    passed = now[0] - 1000.0
-    assert seconds(left.words(jobs)) == pytest.approx(whole - passed, abs=1)
-    now[0] = 1000.0 + slower * gpu().seconds["pretrain"]
-    left.update(training, 1.0)
-    passed = now[0] - 1000.0
-    assert seconds(left.words(jobs[1:])) == pytest.approx(whole - passed, abs=1)
+def test_what_is_left_takes_as_much_longer_as_what_was_done(now, running, tmp_path, slower):
+    here, training = scheduler(JOBS, tmp_path), running(JOBS[0])
+    reports(training, 0)
+    now[0] += 0.02 * slower * JOBS[0].seconds
+    reports(training, 20)
+    left = slower * (ALL - 0.02 * JOBS[0].seconds)
+    assert seconds(here.time_left(JOBS, [training])) == pytest.approx(left, abs=1)
+    here.took, here.planned = slower * JOBS[0].seconds, JOBS[0].seconds
+    left = slower * (ALL - JOBS[0].seconds)
+    assert seconds(here.time_left(JOBS[1:], [])) == pytest.approx(left, abs=1)
 
 
-def test_before_anything_is_measured_it_is_an_estimate_and_stands_still(now):
-    jobs = plan(quick())
-    left = TimeLeft(quick(), jobs, 2)
-    words = left.words(jobs)
-    assert re.fullmatch(r"about \d+ min on two idle cores of a server CPU", words)
+def test_before_anything_is_measured_it_is_an_estimate_and_stands_still(now, running, tmp_path):
+    here, training = scheduler(JOBS, tmp_path), running(JOBS[0])
+    words = here.time_left(JOBS, [training])
+    assert re.fullmatch(r"about \d+ min on one H200", words)
     now[0] += 100
-    assert left.words(jobs) == words
+    assert here.time_left(JOBS, [training]) == words
     # A first report tells where it is, and no pace.
-    left.update(jobs[1], 0.3)
-    assert left.words(jobs).startswith("about ")
+    reports(training, 300)
+    assert here.time_left(JOBS, [training]).startswith("about ")
 
 
-def test_what_an_earlier_command_did_is_not_the_work_of_this_one(now):
-    (training,) = plan(gpu(), configurations=["a"], seeds=1, figures=[4], has_text=True)
-    left = TimeLeft(gpu(), [training], 1)
-    left.update(training, 0.5)
+def test_what_an_earlier_command_did_is_not_the_work_of_this_one(now, running, tmp_path):
+    here, training = scheduler(JOBS[:1], tmp_path), running(JOBS[0])
+    reports(training, 500)
     now[0] += 100
-    left.update(training, 0.6)
-    assert seconds(left.words([training])) == pytest.approx(400, abs=1)
+    reports(training, 600)
+    assert seconds(here.time_left(JOBS[:1], [training])) == pytest.approx(400, abs=1)
 
 
-def test_a_measurement_that_ends_before_anything_reports_tells_the_pace(now):
-    jobs = [job for job in plan(gpu(), configurations=["a", "b"], seeds=1) if job.kind == "loss"]
-    left = TimeLeft(gpu(), jobs, 1)
-    left.update(jobs[0], 1.0, taken=3 * gpu().seconds["loss"])
-    assert seconds(left.words(jobs[1:])) == pytest.approx(3 * gpu().seconds["loss"], abs=1)
-
-
-def test_what_continues_another_job_counts_with_its_own_part(now):
+def test_what_continues_another_job_counts_with_its_own_part(now, running, tmp_path):
     """(f) does an eighth of the steps."""
-    study = quick()
-    jobs = plan(study, configurations=["a", "f"], seeds=1, figures=[4], has_text=True)
-    left = TimeLeft(study, jobs, 1)
-    assert sum(left.work.values()) == pytest.approx(study.seconds["pretrain"] * 9 / 8)
-    (f,) = (job for job in jobs if job.configuration == "f")
-    left.update(f, 7 / 8)
-    assert left.work[f.name] == pytest.approx(study.seconds["pretrain"] / 8)
-
-
-def test_what_failed_is_not_left(now):
-    jobs = without_data(plan(gpu(), configurations=["a", "b"], seeds=1))
-    half = [job for job in jobs if job.configuration == "b"]
-    left = TimeLeft(gpu(), jobs, 1)
-    left.update(jobs[0], 0.0)
-    now[0] += gpu().seconds["pretrain"]
-    left.update(jobs[0], 1.0)
-    assert seconds(left.words(half)) == pytest.approx(expected_time(gpu(), half, 1), abs=1)
+    (f,) = (job for job in JOBS if job.name == "pretrain-f-0")
+    here, training = scheduler([f], tmp_path), running(f)
+    assert f.expected == f.seconds / 8
+    reports(training, 875)
+    now[0] += f.seconds / 16
+    reports(training, 938)
+    assert seconds(here.time_left([f], [training])) == pytest.approx(f.seconds / 16, abs=1)
 
 
 def test_a_shorter_training_is_planned_shorter():

@@ -8,6 +8,7 @@ import pytest
 
 from ssmax_lab import cli
 from ssmax_lab.data.preparation import prepare
+from ssmax_lab.data.qa import HIDDEN
 from ssmax_lab.data.shards import VALIDATION, ShardSet
 from ssmax_lab.data.sources import embedded_version
 from ssmax_lab.records import NeedleScore, NeedleTrial, config_hash, read_jsonl
@@ -16,7 +17,6 @@ from ssmax_lab.train.dist import init_distributed
 from ssmax_lab.train.finetuning import HELD_OUT, Rows, _examples
 from ssmax_lab.train.loop import validation_loss
 from ssmax_lab.train.pretraining import Windows
-from ssmax_lab.train.question_sources import HIDDEN
 from ssmax_lab.train.recipes import configured, quick
 from ssmax_lab.train.run import load_run_model, read_run_config
 from ssmax_lab.train.step import parallel_loss

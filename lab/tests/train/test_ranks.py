@@ -138,7 +138,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(small, tmp_path, train, befo
 def command_line(ranks, folder, *typed):
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
-        "-m", "ssmax_lab", *typed, "--runs", str(folder),
+        "-m", "ssmax_lab", *typed, "--out", str(folder / "quick-b"),
     ]  # fmt: skip
 
 

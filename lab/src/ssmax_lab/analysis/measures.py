@@ -111,19 +111,17 @@ def mean_differences(
 
 def retrieval_accuracy(length: int, *, is_long: bool) -> Callable[[list[NeedleTrial]], float]:
     """Make the function that gives the accuracy within the training length, or beyond it."""
-
-    def accuracy(trials: list[NeedleTrial]) -> float:
-        found = [one.is_whole for one in trials if (one.length > length) == is_long]
-        return float(np.mean(found)) if found else math.nan
-
-    return accuracy
+    return _accuracy(lambda one: (one.length > length) == is_long)
 
 
 def accuracy_at(length: int) -> Callable[[list[NeedleTrial]], float]:
-    """Make the function that gives the accuracy in contexts of one size; nan where none are."""
+    """Make the function that gives the accuracy in contexts of one size."""
+    return _accuracy(lambda one: one.length == length)
 
+
+def _accuracy(counts: Callable[[NeedleTrial], bool]) -> Callable[[list[NeedleTrial]], float]:
     def accuracy(trials: list[NeedleTrial]) -> float:
-        found = [one.is_whole for one in trials if one.length == length]
+        found = [one.is_whole for one in trials if counts(one)]
         return float(np.mean(found)) if found else math.nan
 
     return accuracy

@@ -5,6 +5,7 @@ needles, values of n, heads and stretches of one curve know nothing of what anot
 given: inside a study of several seeds, intervals over them were decisive for the wrong sign.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,12 +39,18 @@ class Interval:
     """The mean of paired differences, first minus second, and where it may lie."""
 
     effect: float
+    """NaN where nothing could be compared."""
     basis: str
-    """What it is an interval over, in words."""
+    """What it is an interval over, in words; or why there is none."""
     low: float | None = None
     high: float | None = None
     p: float | None = None
     """How likely seeds would differ as much if there were no effect; two-sided."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there is an effect at all."""
+        return not math.isnan(self.effect)
 
     def verdict(self, expected: Side, *, margin: float = 0.0, p: float | None = None) -> str:
         """Judge whether the first is on its side of the second, p adjusted for what else is read.
@@ -52,6 +59,8 @@ class Interval:
         there is no larger difference (stricter than two one-sided tests, whose interval is of
         90 %); else nothing is known.
         """
+        if not self.is_measured:
+            return NOT_MEASURED
         if self.low is None or self.high is None:
             return TOO_FEW_SEEDS
         is_exact = self.basis == EXACT

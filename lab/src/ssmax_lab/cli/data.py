@@ -32,9 +32,7 @@ def prepare(
         ),
     ],
     tokenizer: Annotated[str, typer.Option(help=f"{TOKENIZERS}.")] = "gpt2",
-    workers: Annotated[
-        int | None, typer.Option(help="Worker processes; by default one per core.")
-    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads; by default one per core.")] = None,
     validation_fraction: Annotated[
         float, typer.Option(help="Share of documents kept for validation.")
     ] = 0.005,
@@ -65,7 +63,7 @@ def prepare(
     for shards in sides.values():
         print(f"{shards.folder}: {shards.num_tokens:,} tokens, {shards.num_documents:,} documents")
     if validation_fraction and VALIDATION not in sides:
-        print("no text was held out: the one that would be is more than half of all")
+        print("no text was held out; more texts or a larger --validation-fraction change that")
     skipped = sides[TRAIN].details["skipped"]
     for reason, count in skipped.items():
         print(f"skipped {count:,}: {reason}")

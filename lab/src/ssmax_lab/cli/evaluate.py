@@ -489,7 +489,7 @@ def _digits(here: "Measurement", given: int | None) -> int:
     """Take as many as are given; else as many as a run was fine-tuned on, else the paper's."""
     if given is not None:
         return given
-    from ssmax_lab.train.question_sources import digits_taught
+    from ssmax_lab.data.qa import digits_taught
 
     learned = here.identity.get("run", {}).get("data", {}).get("questions", "")
     digits = digits_taught(learned)

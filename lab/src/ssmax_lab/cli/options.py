@@ -11,9 +11,6 @@ USUAL_DIGITS = 7
 """Of a hidden number, as in the paper."""
 A_RUN = f"A run's folder; or {TINY}."
 Run = Annotated[Path, typer.Argument(metavar="RUN", parser=run_folder, help=A_RUN)]
-OpenPage = Annotated[
-    bool | None, typer.Option("--open/--no-open", help="Open the page; by default on a desktop.")
-]
 Theta = Annotated[float | None, typer.Option(help="RoPE base; by default the run's.")]
 TOKENIZERS = "gpt2, gpt2-digits, bytes, small, or the path of a tokenizer.json"
 Sets = Annotated[

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 File = Annotated[Path | None, typer.Option(help="Settings in .toml or .json.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the newest whole checkpoint.")]
-OnNonfinite = Annotated[
-    str | None, typer.Option(help="stop or skip when a loss or gradient is not finite.")
-]
 
 
 def pretrain(
@@ -42,14 +39,12 @@ def pretrain(
             help="Folder that ssmax-lab data prepare wrote; by default the preset's text."
         ),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the run; by default PRESET-CONFIG.")
+    out: Annotated[
+        Path | None, typer.Option(help="The run's folder; by default runs/PRESET-CONFIG.")
     ] = None,
-    runs: Annotated[Path, typer.Option(help="Folder of all runs.")] = Path("runs"),
     file: File = None,
     set_: Sets = None,
     resume: Resume = False,
-    on_nonfinite: OnNonfinite = None,
     device: Device = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print size, hours and price of the run only.")
@@ -61,15 +56,15 @@ def pretrain(
     """
     from ssmax._device import check_device
     from ssmax_lab.train.recipes import PRETRAINING, check_gpu, configured
-    from ssmax_lab.train.run import check_text, named_folder, resumed_config
+    from ssmax_lab.train.run import check_text, resumed_config
 
-    overrides = _overrides(file, set_, on_nonfinite)
+    overrides = _overrides(file, set_)
     recipe = "quick" if preset is None else preset
     configuration = "b" if config is None else config
     if recipe not in PRETRAINING:
         raise UsageError(f"--preset must be one of {', '.join(PRETRAINING)}, got {preset!r}")
     check_device(device)
-    folder = named_folder(runs, f"{recipe}-{configuration}" if name is None else name)
+    folder = out or Path("runs") / f"{recipe}-{configuration}"
     if data is not None:
         overrides["data.folder"] = str(data)
     if resume:
@@ -82,7 +77,7 @@ def pretrain(
     else:
         settings = configured(PRETRAINING[recipe](), configuration).with_overrides(overrides)
     if dry_run:
-        from ssmax_lab.train.plan import plan_words
+        from ssmax_lab.train.cost import plan_words
 
         print(plan_words(settings, folder.name))
         return 0
@@ -110,21 +105,21 @@ def finetune(
     config: Annotated[
         str | None, typer.Option(help="Replace the scaling rule first: e, or a rule's name.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run; by default RUN-qa.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Folder of all runs; by default RUN's.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The new run's folder; by default RUN-qa, beside it.")
+    ] = None,
     file: File = None,
     set_: Sets = None,
     resume: Resume = False,
-    on_nonfinite: OnNonfinite = None,
     device: Device = None,
 ) -> int:
     """Fine-tune a run on questions, as in table 3."""
     from ssmax._device import check_device
     from ssmax.nn.rules import RULES
-    from ssmax_lab.train.question_sources import check_files
-    from ssmax_lab.train.run import named_folder, read_run_config, with_name
+    from ssmax_lab.data.qa import check_files
+    from ssmax_lab.train.run import read_run_config, with_name
 
-    overrides = _overrides(file, set_, on_nonfinite)
+    overrides = _overrides(file, set_)
     check_device(device)
     read_run_config(base).with_overrides(overrides)
     if questions is not None:
@@ -134,7 +129,7 @@ def finetune(
     base = with_name(base)
     suffix = f"-{config}-qa" if config else "-qa"
     beside = Path("runs") if is_shipped(base) else base.parent
-    folder = named_folder(runs or beside, base.name + suffix if name is None else name)
+    folder = out or beside / f"{base.name}{suffix}"
     text_of_shipped(base)
     from ssmax_lab.train.dist import init_distributed
     from ssmax_lab.train.finetuning import finetune
@@ -157,7 +152,7 @@ def generate(
     prompts: Annotated[
         list[str], typer.Argument(metavar="PROMPT", help="One or more texts to continue.")
     ],
-    max_new_tokens: Annotated[int, typer.Option(help="Number of new tokens, at most.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="New tokens, at most.")] = 128,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 0.0,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[
@@ -180,12 +175,10 @@ def generate(
             "--top-k and --top-p choose among what is drawn, and at --temperature 0 nothing is; "
             "give --temperature above 0"
         )
-    if max_new_tokens < 0:
-        raise UsageError(f"--max-new-tokens must be at least 0, got {max_new_tokens}")
     here = select_device(device)
     import torch
 
-    from ssmax_lab.data.tokenizer import IncrementalDetokenizer
+    from ssmax_lab.data.tokenizer import UNKNOWN
     from ssmax_lab.train.run import load_run_model, load_run_tokenizer
 
     tokenizer = load_run_tokenizer(folder)
@@ -199,8 +192,8 @@ def generate(
     if theta is not None:
         model.theta = theta
     new: list[list[int]] = [[] for _ in prompts]
-    text = IncrementalDetokenizer(tokenizer.decode) if len(prompts) == 1 else None
-    unprinted = prompts[0]
+    is_alone, printed = len(prompts) == 1, 0
+    print(prompts[0] if is_alone else "", end="")
     for step in model.stream(
         encoded,
         max_new_tokens,
@@ -213,14 +206,15 @@ def generate(
         for row, token in zip(new, step, strict=True):
             if token is not None:
                 row.append(token)
-                if text is not None:
-                    print(unprinted + text.add(token), end="", flush=True)
-                    unprinted = ""
-    if text is not None:
-        print(unprinted + text.finish())
-    else:
-        for prompt, row in zip(prompts, new, strict=True):
-            print(f"{prompt}{tokenizer.decode(row)}\n---")
+        # What may be half a character is held back.
+        if is_alone and not (text := tokenizer.decode(new[0])).endswith(UNKNOWN):
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+    if is_alone:
+        print(tokenizer.decode(new[0])[printed:])
+        return
+    for prompt, row in zip(prompts, new, strict=True):
+        print(f"{prompt}{tokenizer.decode(row)}\n---")
 
 
 def export(folder: Run, out: Out, json_: Json = False) -> None:
@@ -250,31 +244,25 @@ def export(folder: Run, out: Out, json_: Json = False) -> None:
         print(f"{out}: load it with ssmax.hf.from_pretrained({str(out)!r}); for engines: {then}")
 
 
-def _overrides(
-    file: Path | None, sets: Sequence[str] | None, on_nonfinite: str | None
-) -> dict[str, Any]:
-    """Collect what is laid over a preset: a file, over it --set, over it the flags."""
+def _overrides(file: Path | None, sets: Sequence[str] | None) -> dict[str, Any]:
+    """Collect what is laid over a preset: a file, and over it --set."""
     from ssmax_lab.train.config import read_config_file, read_overrides
 
-    overrides = read_config_file(file) if file else {}
-    overrides |= read_overrides(sets or [])
-    if on_nonfinite is not None:
-        overrides["run.on_nonfinite"] = on_nonfinite
-    return overrides
+    return (read_config_file(file) if file else {}) | read_overrides(sets or [])
 
 
 def _ended(outcome: "Outcome", folder: Path, verb: list[str], device: str | None) -> int:
     """Print how a run ended and what to do next; return the exit code."""
     to_use_it = ["ssmax-lab", "generate", str(folder), "a prompt"]
-    where = ["--runs", str(folder.parent), "--name", folder.name]
-    where += [] if device is None else ["--device", device]
+    to_resume = ["ssmax-lab", *verb, "--out", str(folder), "--resume"]
+    to_resume += [] if device is None else ["--device", device]
     if outcome.stopped_by is None:
         code, said = 0, f"done, {outcome.step:,} steps; {shlex.join(to_use_it)}"
     else:
         code = 128 + getattr(signal, outcome.stopped_by, signal.SIGTERM)
         said = (
             f"stopped by {outcome.stopped_by} after step {outcome.step:,}, which is saved; resume "
-            f"with: {shlex.join(['ssmax-lab', *verb, *where, '--resume'])}"
+            f"with: {shlex.join(to_resume)}"
         )
     if os.environ.get("RANK", "0") == "0":
         print(f"{folder}: {said}")

@@ -219,9 +219,7 @@ def _bare_length(city: str, digits: int, encode: Encode) -> int:
 
 def _parts(needle: Needle, encode: Encode, *, begun: bool = False) -> tuple[list[int], ...]:
     """Encode the sentence up to its number, the number, the stop and the question."""
-    asked, _ = format_question(
-        Question(id="needle", context="", question=needle.question, answer=needle.number)
-    )
+    asked, _ = format_question(Question(context="", question=needle.question, answer=needle.number))
     asked += needle.statement if begun else ""
     return encode(needle.statement), encode(f" {needle.number}"), encode("."), encode(asked)
 

@@ -1,18 +1,22 @@
 """Text to shards, in parallel; stopped at any moment, the same command resumes.
 
 The parts of a source are grouped into tasks. A task writes at most one shard of training tokens
-and one of validation tokens, then its record; a task with a record is finished. The indices come
-last, so a folder with one is whole.
+and one of validation tokens, then its record; a task with a record is finished. preparation.json
+says of what they are tasks. The indices come last, so a folder with one is whole.
 """
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import logging
+import math
+import os
+import shutil
+import threading
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,53 +35,33 @@ from ssmax_lab.data.shards import (
     ShardSet,
     ShardWriter,
     Vocabulary,
-    read_index,
     write_index,
     write_shard,
 )
-from ssmax_lab.data.sources import Document, Part, Skipped, TokenDocument, open_source
-from ssmax_lab.data.token_files import TOKENS, open_tokens
+from ssmax_lab.data.sources import TOKENS, Document, Part, Skipped, TokenDocument, open_source
 from ssmax_lab.data.tokenizer import FILE, Tokenizer, load_tokenizer
-from ssmax_lab.data.workers import cores, run_all
 
 logger = logging.getLogger(__name__)
-RECORDS = "tasks"
+RECORDS, DETAILS = "tasks", "preparation.json"
 TASK_BYTES = 64_000_000
 """Small files share a task up to this size; a larger one has its own."""
 NUM_KEYS = 2**64
 """Keys of documents lie below it, evenly."""
-
-# A worker runs many tasks with one tokenizer.
-_load_tokenizer = functools.lru_cache(1)(load_tokenizer)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """Parts that share a shard."""
-
-    name: str
-    """Of its shards and of its record."""
-    parts: Sequence[Part]
-    origin: str
-    """Equal only for what makes equal shards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """What a finished task says of itself."""
 
-    task: str
-    origin: str
-    held_out_below: int
-    """Documents with a smaller key are in validation."""
-    smallest_key: int
-    largest_key: int
-    smallest_tokens: int
-    """Tokens of the documents with the smallest key."""
     shards: dict[str, ShardInfo]
     """By side; a side without documents is missing."""
     skipped: list[list[str]]
     """Names and reasons."""
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def prepare(
@@ -92,9 +76,8 @@ def prepare(
     """Write the tokens of a source to out/train and out/validation; return those two by name.
 
     A text's hash decides its side; "validation" is missing where nothing is held out. The shards
-    do not depend on the number of workers (by default one for each core that may be used), nor on
-    interruptions. A script that calls it with several workers does so under
-    `if __name__ == "__main__":`.
+    do not depend on the number of workers, which are threads, by default one for each core that
+    may be used, nor on interruptions.
     """
     source, out = str(source), Path(out)
     prefix = TOKENS if source.startswith(TOKENS) else ""
@@ -106,48 +89,28 @@ def prepare(
         raise UsageError(
             f"validation_fraction must be from 0 to below 1, got {validation_fraction}"
         )
-    _check_apart(path, out)
+    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+        raise UsageError(
+            f"{out} lies inside the source {path}, which would then hold its own shards; "
+            "give a folder elsewhere"
+        )
     loaded = load_tokenizer(tokenizer)
-    if prefix:
-        parts = open_tokens(source, loaded.vocabulary)
-    else:
-        parts = open_source(source, text_field=text_field)
-    settings = {
+    parts = open_source(source, text_field=text_field, vocabulary=loaded.vocabulary)
+    details = {
         # A path is the same with whatever slashes and dots it is typed.
         "source": f"{prefix}{path}",
         "tokenizer": f"{loaded.vocabulary.name} {loaded.vocabulary.hash}",
         "validation_fraction": validation_fraction,
         "text_field": text_field,
+        "parts": _describe(parts),
     }
-    details = {**settings, "parts": _describe(parts)}
-    tasks = _group(parts, settings)
-    wanted = int(validation_fraction * NUM_KEYS)
+    tasks = _group(parts)
     try:
         make_folder(out)
         with locked(out):
-            _check_same(out, details)
-            (out / RECORDS).mkdir(exist_ok=True)
-            found = (_finished_record(task, out, loaded.vocabulary) for task in tasks)
-            records = {record.task: record for record in found if record is not None}
-
-            def keep(record: Record) -> None:
-                records[record.task] = record
-                log_progress(logger, "part", len(records), len(tasks))
-
-            def run(pending: list[Task], held_out_below: int) -> None:
-                for side in (TRAIN, VALIDATION) if pending else ():
-                    (out / side / INDEX).unlink(missing_ok=True)
-                job = functools.partial(
-                    run_task, out=out, tokenizer=tokenizer, held_out_below=held_out_below
-                )
-                run_all(job, pending, workers=workers, on_result=keep)
-
-            log_progress(logger, "part", len(records), len(tasks))
-            run([task for task in tasks if task.name not in records], wanted)
-            below = _held_out_below(source, records.values(), wanted)
-            # Where a side would be empty, once more for the one document that changes sides.
-            run([task for task in tasks if _is_misplaced(records[task.name], below)], below)
-            _finish(out, loaded, [records[task.name] for task in tasks], details)
+            _continue(out, details)
+            records = _run_all(tasks, out, loaded, workers, int(validation_fraction * NUM_KEYS))
+            _finish(out, loaded, records, details)
     except MachineError:
         raise
     except OSError as error:
@@ -179,50 +142,111 @@ def text_to_measure(folder: Path, *, is_for_tests: bool) -> Path:
     )
 
 
-def run_task(task: Task, *, out: Path, tokenizer: str, held_out_below: int) -> Record:
-    """Write the shards of a task, then its record."""
-    loaded = _load_tokenizer(tokenizer)
-    writers: dict[str, ShardWriter] = {}
+def _run_all(
+    tasks: Mapping[str, Sequence[Part]],
+    out: Path,
+    tokenizer: Tokenizer,
+    workers: int,
+    held_out_below: int,
+) -> list[Record]:
+    """Do the tasks that are not finished; return the records of all."""
+    records = {
+        name: record
+        for name in tasks
+        if (record := _finished(name, out, tokenizer.vocabulary)) is not None
+    }
+    pending = [name for name in tasks if name not in records]
+    for folder in (TRAIN, VALIDATION, RECORDS) if pending else ():
+        (out / folder).mkdir(exist_ok=True)
+        (out / folder / INDEX).unlink(missing_ok=True)
+    sizes = [math.inf if part.size is None else part.size for one in tasks.values() for part in one]
+    is_all = sum(sizes) <= TASK_BYTES
+    stop = threading.Event()
+    log_progress(logger, "part", len(records), len(tasks))
+    # Threads are enough: tokenizers compute without Python's lock.
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            done = {
+                pool.submit(
+                    run_task, name, tasks[name], out, tokenizer, held_out_below,
+                    is_all=is_all, stop=stop,
+                ): name
+                for name in pending
+            }  # fmt: skip
+            for future in as_completed(done):
+                records[done[future]] = future.result()
+                log_progress(logger, "part", len(records), len(tasks))
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+    return [records[name] for name in tasks]
+
+
+def run_task(
+    name: str,
+    parts: Sequence[Part],
+    out: Path,
+    tokenizer: Tokenizer,
+    held_out_below: int,
+    *,
+    is_all: bool,
+    stop: threading.Event,
+) -> Record:
+    """Write the shards of a task, then its record.
+
+    Where it `is_all` there is, which then fits into memory, neither side is left empty.
+    """
     skipped: list[list[str]] = []
-    smallest_key, largest_key, smallest_tokens = NUM_KEYS, -1, 0
-    path = _record_path(out, task.name)
-    path.unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        for document in (item for part in task.parts for item in part.read()):
+
+    def encoded() -> Iterator[tuple[int, np.ndarray]]:
+        for document in (item for part in parts for item in part.read()):
+            if stop.is_set():
+                raise InterruptedError("another task ended the preparation")
             if isinstance(document, Skipped):
                 skipped.append([document.name, document.reason])
                 continue
-            key, tokens = _encode(document, loaded)
-            if not len(tokens):
+            key, tokens = _encode(document, tokenizer)
+            if len(tokens):
+                yield key, tokens
+            else:
                 skipped.append([document.name, "no tokens"])
-                continue
+
+    documents: Iterable[tuple[int, np.ndarray]] = encoded()
+    if is_all:
+        documents = list(documents)
+        held_out_below = _held_out_below(documents, held_out_below)
+    writers: dict[str, ShardWriter] = {}
+    with contextlib.ExitStack() as stack:
+        for key, tokens in documents:
             side = VALIDATION if key < held_out_below else TRAIN
             if side not in writers:
-                (out / side).mkdir(exist_ok=True)
-                shard = write_shard(out / side / f"{task.name}{SUFFIX}", loaded.vocabulary)
+                shard = write_shard(out / side / f"{name}{SUFFIX}", tokenizer.vocabulary)
                 writers[side] = stack.enter_context(shard)
             writers[side].add(tokens)
-            if key <= smallest_key:
-                # With its end; equal texts have equal keys and would move together.
-                smallest_tokens = (key == smallest_key) * smallest_tokens + len(tokens) + 1
-            smallest_key, largest_key = min(smallest_key, key), max(largest_key, key)
     record = Record(
-        task=task.name,
-        origin=task.origin,
-        held_out_below=held_out_below,
-        smallest_key=smallest_key,
-        largest_key=largest_key,
-        smallest_tokens=smallest_tokens,
-        shards={side: writer.info() for side, writer in writers.items()},
-        skipped=skipped,
+        shards={side: writer.info() for side, writer in writers.items()}, skipped=skipped
     )
-    write_whole(path, json.dumps(dataclasses.asdict(record)) + "\n")
+    write_whole(out / RECORDS / f"{name}.json", json.dumps(dataclasses.asdict(record)) + "\n")
     return record
 
 
-def _encode(
-    document: Document | TokenDocument, tokenizer: Tokenizer
-) -> tuple[int, Sequence[int] | np.ndarray]:
+def _held_out_below(documents: Sequence[tuple[int, np.ndarray]], wanted: int) -> int:
+    """Find where validation ends among the keys, so that neither side is empty if that can be.
+
+    A text that is more than half of all is no text to hold out: little were left to train on.
+    """
+    sizes: Counter[int] = Counter()
+    for key, tokens in documents:
+        # Equal texts have equal keys and are on one side.
+        sizes[key] += len(tokens) + 1
+    smallest, largest = min(sizes, default=0), max(sizes, default=0)
+    is_most = 2 * sizes[smallest] > sizes.total()
+    if smallest >= wanted and (not wanted or is_most):
+        return wanted
+    return min(max(wanted, smallest + 1), largest)
+
+
+def _encode(document: Document | TokenDocument, tokenizer: Tokenizer) -> tuple[int, np.ndarray]:
     """Give the key that decides a document's side, and its tokens."""
     if isinstance(document, TokenDocument):
         # The side is that of the tokens as they came: gpt2 and gpt2-digits validate on the same.
@@ -230,11 +254,12 @@ def _encode(
         tokens = tokenizer.from_file(document.tokens)
     else:
         content, tokens = document.text.encode(), tokenizer.encode(document.text)
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big"), tokens
+    key = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+    return key, np.asarray(tokens, np.uint32)
 
 
-def _group(parts: Sequence[Part], settings: dict[str, Any]) -> list[Task]:
-    """Put neighbours together up to a size, so that small files share a shard."""
+def _group(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """Put neighbours together up to a size, so that small files share a shard; name the tasks."""
     groups: list[list[Part]] = []
     room = 0
     for part in parts:
@@ -244,14 +269,7 @@ def _group(parts: Sequence[Part], settings: dict[str, Any]) -> list[Task]:
             room = TASK_BYTES
         groups[-1].append(part)
         room -= size
-    return [
-        Task(
-            name=f"{number:06}",
-            parts=neighbours,
-            origin=f"{_describe(neighbours)}, {json.dumps(settings)}",
-        )
-        for number, neighbours in enumerate(groups)
-    ]
+    return {f"{number:06}": group for number, group in enumerate(groups)}
 
 
 def _describe(parts: Sequence[Part]) -> str:
@@ -261,94 +279,59 @@ def _describe(parts: Sequence[Part]) -> str:
     return f"{len(parts)} from {parts[0].name} to {parts[-1].name}, SHA-256 {digest}"
 
 
-def _record_path(out: Path, task: str) -> Path:
-    return out / RECORDS / f"{task}.json"
-
-
-def _finished_record(task: Task, out: Path, vocabulary: Vocabulary) -> Record | None:
+def _finished(task: str, out: Path, vocabulary: Vocabulary) -> Record | None:
     """Read the record of a task whose shards are there as it left them."""
     try:
-        values = json.loads(_record_path(out, task.name).read_bytes())
-        shards = {side: ShardInfo(**shard) for side, shard in values.pop("shards").items()}
-        record = Record(**values, shards=shards)
+        values = json.loads((out / RECORDS / f"{task}.json").read_bytes())
+        shards = {side: ShardInfo(**shard) for side, shard in values["shards"].items()}
         for side, shard in shards.items():
             shard.check_size(out / side, vocabulary)
+        return Record(shards=shards, skipped=values["skipped"])
     except (OSError, AttributeError, KeyError, TypeError, ValueError):
         return None
-    return record if (record.task, record.origin) == (task.name, task.origin) else None
-
-
-def _held_out_below(source: str, records: Collection[Record], wanted: int) -> int:
-    """Find where validation ends among the keys, so that neither side is empty if that can be.
-
-    A text that is more than half of all is no text to hold out: little were left to train on.
-    """
-    num_tokens = sum(shard.num_tokens for one in records for shard in one.shards.values())
-    if not num_tokens:
-        reasons = ", ".join(f"{count:,} as {reason!r}" for reason, count in _reasons(records))
-        raise UsageError(f"{source} holds no documents: all were skipped, {reasons}")
-    smallest_key = min(record.smallest_key for record in records)
-    largest_key = max(record.largest_key for record in records)
-    if smallest_key >= wanted:
-        same = [record for record in records if record.smallest_key == smallest_key]
-        if not wanted or 2 * sum(record.smallest_tokens for record in same) > num_tokens:
-            return wanted
-    return min(max(wanted, smallest_key + 1), largest_key)
-
-
-def _is_misplaced(record: Record, held_out_below: int) -> bool:
-    low, high = sorted((record.held_out_below, held_out_below))
-    return low <= record.smallest_key < high or low <= record.largest_key < high
 
 
 def _finish(
     out: Path, tokenizer: Tokenizer, records: Sequence[Record], details: dict[str, Any]
 ) -> None:
     """Write the indices, that of training last: it says that all is there."""
+    skipped = Counter(reason for record in records for _, reason in record.skipped)
+    if not any(TRAIN in record.shards for record in records):
+        reasons = ", ".join(f"{count:,} as {reason!r}" for reason, count in skipped.items())
+        raise UsageError(
+            f"{details['source']} holds no documents to train on: skipped {reasons or 'none'}; "
+            "give more text, or a smaller validation fraction"
+        )
     if tokenizer.definition is None:
         (out / FILE).unlink(missing_ok=True)
     else:
         write_whole(out / FILE, tokenizer.definition)
-    sides = sorted({side for record in records for side in record.shards})
-    details = {**details, "sides": sides, "skipped": dict(_reasons(records))}
-    kept = {_record_path(out, record.task) for record in records}
-    kept |= {out / side / shard.name for one in records for side, shard in one.shards.items()}
-    for folder, suffix in ((TRAIN, SUFFIX), (VALIDATION, SUFFIX), (RECORDS, ".json")):
-        # What is left of another division, or of a preparation that was given up.
-        for path in {*(out / folder).glob("[0-9]" * 6 + suffix)} - kept:
-            path.unlink()
     for side in (VALIDATION, TRAIN):
         shards = [record.shards[side] for record in records if side in record.shards]
         if shards:
-            write_index(out / side, tokenizer.vocabulary, shards, details=details)
+            told = {**details, "skipped": dict(sorted(skipped.items()))}
+            write_index(out / side, tokenizer.vocabulary, shards, details=told)
         elif (out / side).exists():
             (out / side).rmdir()
 
 
-def _reasons(records: Collection[Record]) -> list[tuple[str, int]]:
-    return sorted(Counter(reason for one in records for _, reason in one.skipped).items())
-
-
-def _check_apart(folder: Path, out: Path) -> None:
-    if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{out} lies inside the source {folder}, which would then hold its own shards; "
-            "give a folder elsewhere"
-        )
-
-
-def _check_same(out: Path, wanted: dict[str, Any]) -> None:
-    """Refuse a folder where another preparation was finished; one that was not is overwritten."""
-    if not (out / TRAIN / INDEX).is_file():
+def _continue(out: Path, details: dict[str, Any]) -> None:
+    """Keep what was begun of this preparation; refuse another finished one, give up any other."""
+    path = out / DETAILS
+    there = json.loads(path.read_bytes()) if path.is_file() else {}
+    if there == details:
         return
-    _, _, there = read_index(out / TRAIN)
-    differing = [
-        f"{name} was {there.get(name)!r} and is {value!r}"
-        for name, value in wanted.items()
-        if there.get(name) != value
-    ]
-    if differing:
+    if (out / TRAIN / INDEX).is_file():
+        differing = [
+            f"{name} was {there.get(name)!r} and is {value!r}"
+            for name, value in details.items()
+            if there.get(name) != value
+        ]
         raise UsageError(
             f"{out} holds another preparation: {'; '.join(differing)}; "
             "give another folder, or remove this one"
         )
+    if there:
+        for folder in (TRAIN, VALIDATION, RECORDS):
+            shutil.rmtree(out / folder, ignore_errors=True)
+    write_whole(path, json.dumps(details, indent=2) + "\n")

@@ -7,22 +7,25 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax_lab.data.sources import BROKEN, open_bytes
 from ssmax_lab.data.stream import IGNORE
 
+INVENTED, HIDDEN = "invented", "hidden"
+"""Questions that need no file: about a few facts, or about a number hidden in the base's text.
+
+`hidden:7` hides numbers of 7 digits.
+"""
+HIDDEN_DIGITS = 4
 UNANSWERABLE = "unanswerable"
 """What is answered where the context holds no answer."""
 
 # On SQuAD, rows of 1024 tokens are 90 % full with one open row, 97 % with 8 and 98 % with 64.
 _OPEN_ROWS = 64
-
 
 NAMES = (
     "Ada", "Ben", "Cleo", "Dora", "Emil", "Faye", "Gus", "Hana", "Ivo", "June", "Karl", "Lena",
@@ -43,7 +46,6 @@ UNANSWERABLE_SHARE = 0.1
 class Question:
     """A question about a context."""
 
-    id: str
     context: str
     question: str
     answer: str
@@ -59,16 +61,15 @@ class Example:
     """The loss is that of tokens[answer_start:]."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packed:
-    """A row of examples, each a segment of its own, and so is the padding behind them."""
+class Packed(NamedTuple):
+    """Rows end to end, each of examples that are segments of their own; so is the padding."""
 
-    tokens: Tensor
-    """(length,), int64; the padding is end_of_document."""
-    targets: Tensor
-    """(length,), int64: the next token where it answers, IGNORE elsewhere."""
-    cu_seqlens: Tensor
-    """(segments + 1,), int32: their bounds, from 0 to length."""
+    tokens: np.ndarray
+    """int64; the padding is end_of_document."""
+    targets: np.ndarray
+    """int64: the next token where it answers, IGNORE elsewhere."""
+    cu_seqlens: np.ndarray
+    """(segments + 1,), int32: their bounds, from 0 to the end."""
 
 
 def read_squad(path: str | Path) -> list[Question]:
@@ -132,54 +133,35 @@ class QuestionStream:
     may differ by a few rows; epoch e starts at the sample behind the last row of epoch e - 1.
     """
 
-    examples: Sequence[Example]
-    length: int
-    seed: int
-
     def __init__(self, examples: Sequence[Example], *, length: int, seed: int) -> None:
-        if not examples:
-            raise UsageError("a stream of questions needs at least one example")
         self.examples, self.length, self.seed = examples, length, seed
-        self._sizes = [example.tokens.size for example in examples]
         self._plan_of = functools.lru_cache(2)(self._plan_epoch)
         # Where the epochs start, as far as they were asked for.
         self._starts = [0, self.rows_in_epoch(0)]
 
     def rows_in_epoch(self, epoch: int) -> int:
         """Count the samples of an epoch."""
-        if epoch < 0:
-            raise UsageError(f"epochs are numbered from 0, got {epoch}")
         return len(self._plan_of(epoch))
 
-    def steps_per_epoch(self, batch_size: int) -> int:
-        """Count the steps of the first epoch, its last batch filled up from the second."""
-        return -(-self.rows_in_epoch(0) // batch_size)
-
-    def batch(self, first_sample: int, count: int) -> list[Packed]:
+    def batch(self, first_sample: int, count: int) -> Packed:
         """Pack so many rows from the first on, across the borders of epochs."""
-        if first_sample < 0:
-            raise UsageError(f"samples are numbered from 0, got {first_sample}")
-        return [self._row(sample) for sample in range(first_sample, first_sample + count)]
+        rows = [self._row(sample) for sample in range(first_sample, first_sample + count)]
+        return _lay(rows, self.length)
 
-    def _row(self, sample: int) -> Packed:
+    def _row(self, sample: int) -> list[Example]:
         while self._starts[-1] <= sample:
             self._starts.append(self._starts[-1] + self.rows_in_epoch(len(self._starts) - 1))
         epoch = bisect.bisect_right(self._starts, sample) - 1
         row = self._plan_of(epoch)[sample - self._starts[epoch]]
-        return _lay([self.examples[index] for index in row], self.length)
+        return [self.examples[index] for index in row]
 
     def _plan_epoch(self, epoch: int) -> list[list[int]]:
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
-        return _plan(self._sizes, self.length, order)
+        return _plan([example.tokens.size for example in self.examples], self.length, order)
 
 
 def _plan(sizes: Sequence[int], length: int, order: np.ndarray) -> list[list[int]]:
     """Put each example into the first of a few open rows with room for it."""
-    if sizes and max(sizes) > length:
-        raise UsageError(
-            f"an example of {max(sizes)} tokens does not fit a row of {length}; "
-            "encode the questions with the length of the rows"
-        )
     rows: list[list[int]] = []
     open_rows: list[tuple[int, list[int]]] = []
     for index in order.tolist():
@@ -196,23 +178,20 @@ def _plan(sizes: Sequence[int], length: int, order: np.ndarray) -> list[list[int
     return rows + [row for _, row in open_rows]
 
 
-def _lay(examples: Sequence[Example], length: int) -> Packed:
-    tokens = np.full(length, examples[0].tokens[-1], np.int64)
-    targets = np.full(length, IGNORE, np.int64)
+def _lay(rows: Sequence[Sequence[Example]], length: int) -> Packed:
+    tokens = np.full(length * len(rows), rows[0][0].tokens[-1], np.int64)
+    targets = np.full(length * len(rows), IGNORE, np.int64)
     bounds = [0]
-    for example in examples:
-        start, stop = bounds[-1], bounds[-1] + example.tokens.size
-        tokens[start:stop] = example.tokens
-        answer = example.tokens[example.answer_start :]
-        targets[stop - 1 - answer.size : stop - 1] = answer
-        bounds.append(stop)
-    if bounds[-1] < length:
-        bounds.append(length)
-    return Packed(
-        tokens=torch.from_numpy(tokens),
-        targets=torch.from_numpy(targets),
-        cu_seqlens=torch.tensor(bounds, dtype=torch.int32),
-    )
+    for number, row in enumerate(rows, start=1):
+        for example in row:
+            start, stop = bounds[-1], bounds[-1] + example.tokens.size
+            tokens[start:stop] = example.tokens
+            answer = example.tokens[example.answer_start :]
+            targets[stop - 1 - answer.size : stop - 1] = answer
+            bounds.append(stop)
+        if bounds[-1] < number * length:
+            bounds.append(number * length)
+    return Packed(tokens, targets, np.array(bounds, np.int32))
 
 
 def _question_part(question: Question) -> str:
@@ -223,19 +202,17 @@ def _question(context: str, entry: Any) -> Question:
     is_answered = entry["answers"] and not entry.get("is_impossible")
     answer = entry["answers"][0]["text"] if is_answered else ""
     if not all(isinstance(text, str) for text in (context, entry["question"], answer)):
-        raise TypeError(f"question {entry['id']!r} or its context or answer is no text")
-    return Question(id=str(entry["id"]), context=context, question=entry["question"], answer=answer)
+        raise TypeError(f"question {entry.get('id')!r} or its context or answer is no text")
+    return Question(context=context, question=entry["question"], answer=answer)
 
 
 def invented_questions(count: int, *, seed: int, max_facts: int) -> list[Question]:
     """Invent questions over contexts of 2 to `max_facts` facts; a tenth has no answer there."""
-    if max_facts < 2:
-        raise UsageError(f"max_facts must be at least 2, got {max_facts}")
     chance = random.Random(f"invented questions {seed}")
-    return [_invented(chance, number, max_facts) for number in range(count)]
+    return [_invented(chance, max_facts) for _ in range(count)]
 
 
-def _invented(chance: random.Random, number: int, max_facts: int) -> Question:
+def _invented(chance: random.Random, max_facts: int) -> Question:
     # One more than is told: the last owner is asked for where there is to be no answer.
     num_facts = chance.randint(2, max_facts)
     owners = chance.sample([(name, thing) for name in NAMES for thing in THINGS], num_facts + 1)
@@ -244,8 +221,48 @@ def _invented(chance: random.Random, number: int, max_facts: int) -> Question:
     if chance.random() < UNANSWERABLE_SHARE:
         (name, thing), answer = owners[-1], ""
     return Question(
-        id=f"invented-{number}",
         context=" ".join(f"{name}'s {thing} is {colour}." for name, thing, colour in told),
         question=f"What colour is {name}'s {thing}?",
         answer=answer,
     )
+
+
+def question_sources(questions: str) -> list[str]:
+    """Split what is joined by + into files, "invented" and "hidden"."""
+    return [questions] if Path(questions).is_file() else questions.split("+")
+
+
+def with_full_paths(questions: str) -> str:
+    """Name the same questions from wherever they are asked for."""
+    return "+".join(
+        str(Path(source).resolve()) if is_path(source) else source
+        for source in question_sources(questions)
+    )
+
+
+def check_files(questions: str) -> None:
+    """Refuse a file that is not there."""
+    for source in question_sources(questions):
+        if is_path(source) and not Path(source).is_file():
+            raise UsageError(f"there is no file {source}")
+
+
+def is_path(source: str) -> bool:
+    """Tell a path from the words for questions that are made."""
+    return source != INVENTED and hidden_digits(source) is None
+
+
+def digits_taught(questions: str) -> int | None:
+    """Count the digits of the numbers that are hidden in any of the questions."""
+    found = (hidden_digits(source) for source in question_sources(questions))
+    return next((digits for digits in found if digits is not None), None)
+
+
+def hidden_digits(questions: str) -> int | None:
+    """Count the digits of the numbers that are hidden; None where questions are others."""
+    name, _, digits = questions.partition(":")
+    if name != HIDDEN or not (digits or "1").isdecimal():
+        return None
+    if int(digits or HIDDEN_DIGITS) < 1:
+        raise UsageError(f"a hidden number has at least 1 digit, got {questions!r}")
+    return int(digits or HIDDEN_DIGITS)

@@ -176,10 +176,6 @@ def read_index(folder: Path) -> tuple[Vocabulary, list[ShardInfo], dict[str, Any
 class ShardSet:
     """All shards of a folder as one long sequence of tokens."""
 
-    folder: Path
-    vocabulary: Vocabulary
-    num_tokens: int
-    num_documents: int
     details: dict[str, Any]
     """What the preparation wrote down."""
     fingerprint: str
@@ -223,10 +219,6 @@ class ShardSet:
 
     def document(self, index: int) -> np.ndarray:
         """Copy one document's tokens, without its end_of_document."""
-        if not 0 <= index < self.num_documents:
-            raise UsageError(
-                f"{self.folder} holds documents 0 to {self.num_documents - 1}, got {index}"
-            )
         number = int(np.searchsorted(self._document_bounds, index, side="right")) - 1
         tokens, starts = self._map(number)
         local = index - int(self._document_bounds[number])
@@ -261,20 +253,11 @@ class ShardSet:
 
 def verify_prepared(folder: Path) -> Iterator[ShardSet]:
     """Open and verify the sides of a prepared folder, or one side by itself."""
-    sides = [side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
-    for side in sides:
-        shards = ShardSet.open(folder / side)
-        if missing := sorted({*shards.details.get("sides", [])} - {*sides}):
-            raise UsageError(
-                f"{folder / missing[0]} is missing: it was prepared with {folder / side}; bring "
-                "it back, or run the same ssmax-lab data prepare again"
-            )
+    sides = [folder / side for side in (TRAIN, VALIDATION) if (folder / side).is_dir()]
+    for side in sides or [folder]:
+        shards = ShardSet.open(side)
         shards.verify()
         yield shards
-    if not sides:
-        alone = ShardSet.open(folder)
-        alone.verify()
-        yield alone
 
 
 def _bounds(counts: Iterable[int]) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Where text comes from: the embedded corpus, files and folders, Hugging Face.
+"""Where text comes from: the embedded corpus, files and folders, Hugging Face, ready tokens.
 
-A source is listed as parts, each of which a worker reads alone: documents, and what was left out.
+A source is listed as parts, each of which is read alone: documents, and what was left out.
 """
 
 import functools
@@ -23,8 +23,9 @@ import numpy as np
 
 from ssmax._extras import require
 from ssmax.errors import MachineError, UsageError
+from ssmax_lab.data.shards import Vocabulary
 
-EMBEDDED, HUB = "embedded", "hf:"
+EMBEDDED, HUB, TOKENS = "embedded", "hf:", "tokens:"
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """What reading a damaged file raises."""
 
@@ -34,10 +35,10 @@ _LEFT_OUT = re.compile(
     r"|config-.*|_sysconfigdata.*|sitecustomize\.py|usercustomize\.py"
 )
 _INDENTATION = re.compile(r"^(?: {4})+", re.MULTILINE)
-
-
-class SourceStoppedError(MachineError):
-    """A source that broke off and may answer again later, as a connection does."""
+_PIECE = 2**22
+"""Bytes of ready tokens that are read at a time."""
+_ENOUGH = 64
+"""Tokens that tell their width: so many, every other one 0, are no text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +67,58 @@ class Skipped:
     """One of few, so that reasons can be counted."""
 
 
+Documents = Iterator[Document | TokenDocument | Skipped]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A piece of a source that one worker reads, in whatever process."""
+    """A piece of a source that is read by itself."""
 
     name: str
     size: int | None
     """Bytes to read; None where unknown."""
-    read: Callable[[], Iterator[Document | TokenDocument | Skipped]]
-    """Gives everything in it, in an order that is always the same; can be pickled."""
+    read: Callable[[], Documents]
+    """Gives everything in it, in an order that is always the same."""
 
 
-def as_document(name: str, parse: Callable[[], object], field: str) -> Document | Skipped:
+def open_source(
+    source: str, *, text_field: str = "text", vocabulary: Vocabulary | None = None
+) -> list[Part]:
+    """List the parts of "embedded", a file, a folder, "hf:NAME:CONFIG:SPLIT" or "tokens:PATH".
+
+    Ready tokens are those of the vocabulary.
+    """
+    if source == EMBEDDED:
+        return [embedded_part()]
+    if source.startswith(HUB):
+        return _hub_parts(source, text_field)
+    path = Path(source.removeprefix(TOKENS))
+    if not path.exists():
+        raise UsageError(
+            f"there is no file or folder {str(path)!r}; a source is {EMBEDDED!r}, a path, "
+            f"'{HUB}NAME' for a dataset of Hugging Face, or '{TOKENS}PATH' for ready tokens"
+        )
+    readers: dict[str, Reader] = {".bin": _read_tokens, ".npy": _read_tokens}
+    option: Any = vocabulary
+    if not source.startswith(TOKENS):
+        readers, option = _READERS, text_field
+    files = {name: (found, readers.get(_kind(found))) for name, found in files_of(path).items()}
+    if not any(reader for _, reader in files.values()):
+        raise UsageError(
+            f"{source} holds nothing to read; what is read: {', '.join(readers)}, also as "
+            ".gz, .xz or .zst"
+        )
+    return [
+        Part(
+            name=name,
+            size=found.stat().st_size if reader else 0,
+            read=functools.partial(_read_file, reader, name, found, option),
+        )
+        for name, (found, reader) in files.items()
+    ]
+
+
+def _document(name: str, parse: Callable[[], object], field: str) -> Document | Skipped:
     """Make a document of what `parse` gives, or say why it is none."""
     try:
         text = parse()
@@ -92,37 +133,6 @@ def as_document(name: str, parse: Callable[[], object], field: str) -> Document 
     except (ValueError, RecursionError):
         return Skipped(name, "not JSON")
     return Document(name, text) if text.strip() else Skipped(name, "empty")
-
-
-Documents = Iterator[Document | Skipped]
-
-
-def open_source(source: str, *, text_field: str = "text") -> list[Part]:
-    """List the parts of "embedded", of a file, of a folder, or of "hf:NAME:CONFIG:SPLIT"."""
-    if source == EMBEDDED:
-        return [embedded_part()]
-    if source.startswith(HUB):
-        return _hub_parts(source, text_field)
-    path = Path(source)
-    if not path.exists():
-        raise UsageError(
-            f"there is no file or folder {source!r}; a source is {EMBEDDED!r}, a path, or "
-            f"'{HUB}NAME' for a dataset of Hugging Face"
-        )
-    readers = {name: (found, _reader_of(found)) for name, found in files_of(path).items()}
-    if not any(reader for _, reader in readers.values()):
-        raise UsageError(
-            f"{source} holds nothing to read; what is read: .txt, .jsonl (also as .gz, .xz or "
-            ".zst) and .parquet"
-        )
-    return [
-        Part(
-            name=name,
-            size=found.stat().st_size if reader else 0,
-            read=functools.partial(_read_file, reader, name, found, text_field),
-        )
-        for name, (found, reader) in readers.items()
-    ]
 
 
 def files_of(path: Path) -> dict[str, Path]:
@@ -155,7 +165,7 @@ def _read_text(name: str, path: Path, field: str) -> Documents:
     with open_bytes(path) as file:
         content = file.read()
     # Windows puts a byte order mark before UTF-8.
-    yield as_document(name, lambda: content.decode("utf-8-sig"), field)
+    yield _document(name, lambda: content.decode("utf-8-sig"), field)
 
 
 def _read_lines(name: str, path: Path, field: str) -> Documents:
@@ -165,7 +175,7 @@ def _read_lines(name: str, path: Path, field: str) -> Documents:
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                yield as_document(f"{name}:{number}", functools.partial(parse, line), field)
+                yield _document(f"{name}:{number}", functools.partial(parse, line), field)
 
 
 def _read_parquet(name: str, path: Path, field: str) -> Documents:
@@ -181,27 +191,91 @@ def _read_parquet(name: str, path: Path, field: str) -> Documents:
             for batch in file.iter_batches(1024, columns=[field]):
                 for value in batch.column(0):
                     number += 1
-                    yield as_document(f"{name}:{number}", value.as_py, field)
+                    yield _document(f"{name}:{number}", value.as_py, field)
     except pyarrow.ArrowException as error:
         raise EOFError(str(error)) from error
 
 
-def _reader_of(path: Path) -> Callable[[str, Path, str], Documents] | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes and suffixes[-1] in (".gz", ".xz", ".zst"):
-        suffixes.pop()
-    readers = {".txt": _read_text, ".jsonl": _read_lines, ".parquet": _read_parquet}
-    return readers.get("".join(suffixes[-1:])) if path.is_file() else None
+def _read_tokens(name: str, path: Path, vocabulary: Vocabulary | None) -> Documents:
+    assert vocabulary is not None, "ready tokens are those of a vocabulary"
+    number, begun = 0, np.empty(0, np.uint16)
+    for tokens in _pieces(path, vocabulary):
+        joined = np.concatenate([begun, tokens])
+        ends = np.flatnonzero(joined == vocabulary.end_of_document)
+        *documents, begun = np.split(joined, ends + 1)
+        for document in documents:
+            number += 1
+            here = f"{name}:{number}"
+            yield (
+                TokenDocument(here, document[:-1]) if document.size > 1 else Skipped(here, "empty")
+            )
+    if begun.size:
+        yield TokenDocument(f"{name}:{number + 1}", begun)
 
 
-def _read_file(
-    reader: Callable[[str, Path, str], Documents] | None, name: str, path: Path, field: str
-) -> Documents:
+def _pieces(path: Path, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+    """Give the tokens of a file, checked; one that is not what it should be is refused."""
+    found, expected = 0, None
+    dtype = np.dtype(vocabulary.dtype).newbyteorder("<")
+    try:
+        with open_bytes(path) as file:
+            if _kind(path) == ".npy":
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                if len(shape) != 1 or dtype not in (np.dtype("<u2"), np.dtype("<u4")):
+                    raise ValueError(
+                        "it must hold one row of little-endian uint16 or uint32, "
+                        f"got shape {shape} of {dtype}"
+                    )
+                expected = shape[0]
+            while content := file.read(_PIECE):
+                tokens = np.frombuffer(content, dtype)
+                if expected is None and not found:
+                    _check_width(tokens)
+                if tokens.max() >= vocabulary.size:
+                    raise ValueError(
+                        f"it holds the token {tokens.max()}, but {vocabulary.name!r} has only "
+                        f"{vocabulary.size}; is it another tokenizer's?"
+                    )
+                found += tokens.size
+                yield tokens
+            if not found or expected not in (None, found):
+                raise EOFError(f"it ends after {found} tokens; is it still being written?")
+    except (*BROKEN, ValueError) as error:
+        raise UsageError(f"{path} cannot be read as tokens: {error}") from error
+
+
+def _check_width(first: np.ndarray) -> None:
+    """Refuse a .bin of 32 bits that is read as 16: the upper half of each token is 0 there."""
+    if first.itemsize == 2 and first.size >= _ENOUGH and not first[1::2].any():
+        raise ValueError(
+            "it looks like tokens of 32 bits, and those of this vocabulary are read as 16 in a "
+            ".bin; save it as .npy, which says its width"
+        )
+
+
+def _kind(path: Path) -> str:
+    """Tell what a file holds by its name; nothing that is read where it is no file."""
+    if not path.is_file() or path.name.endswith("offsets.npy"):
+        return ""
+    stem = path.stem if path.suffix.lower() in (".gz", ".xz", ".zst") else path.name
+    return Path(stem).suffix.lower()
+
+
+Reader = Callable[[str, Path, Any], Documents]
+_READERS: dict[str, Reader] = {
+    ".txt": _read_text,
+    ".jsonl": _read_lines,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_file(reader: Reader | None, name: str, path: Path, option: Any) -> Documents:
     if reader is None:
         yield Skipped(name, "not a kind of file that is read")
         return
     try:
-        yield from reader(name, path, field)
+        yield from reader(name, path, option)
     except OSError as error:
         # The errors of an archive have no number; those of the system do.
         yield Skipped(name, f"cannot be read: {error.strerror}" if error.errno else "broken file")
@@ -239,9 +313,9 @@ def _read_hub(
     name = f"{source}#{index}"
     try:
         for number, row in enumerate(load().shard(num_shards=num_shards, index=index), start=1):
-            yield as_document(f"{name}:{number}", functools.partial(row.__getitem__, field), field)
+            yield _document(f"{name}:{number}", functools.partial(row.__getitem__, field), field)
     except OSError as error:
-        raise SourceStoppedError(
+        raise MachineError(
             f"{name} stopped: {error}; run the same command again to resume"
         ) from error
 

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ssmax.errors import UsageError
 from ssmax_lab.data.shards import ShardSet
@@ -25,13 +23,7 @@ class TokenStream:
     num_windows: int
     """Window i is the tokens from i * length, length + 1 of them: inputs and targets overlap."""
 
-    shards: ShardSet
-    length: int
-    seed: int
-
     def __init__(self, shards: ShardSet, *, length: int, seed: int) -> None:
-        if length < 1:
-            raise UsageError(f"length must be at least 1, got {length}")
         if shards.num_tokens < length + 1:
             raise UsageError(
                 f"{shards.folder} holds {shards.num_tokens} tokens, too few for one window of "
@@ -44,20 +36,17 @@ class TokenStream:
         """Find the window of a sample; as quick for the last sample as for the first."""
         return int(self._windows(sample, 1)[0])
 
-    def batch(self, first_sample: int, count: int) -> tuple[Tensor, Tensor]:
+    def batch(self, first_sample: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Read inputs and targets of count samples, each (count, length), int64."""
         tokens = np.empty((count, self.length + 1), np.int64)
         for row, window in zip(tokens, self._windows(first_sample, count).tolist(), strict=True):
             start = window * self.length
             row[:] = self.shards.slice(start, start + self.length + 1)
-        # Two tensors of their own: as views, those of a single row would share their memory.
-        return torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(tokens[:, 1:].copy())
+        # Two arrays of their own: as views, those of a single row would share their memory.
+        return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
     def _windows(self, first_sample: int, count: int) -> np.ndarray:
-        if first_sample < 0:
-            raise UsageError(f"samples are numbered from 0, got {first_sample}")
-        if count < 1:
-            raise UsageError(f"a batch has at least one sample, got {count}")
+        assert first_sample >= 0
         windows = np.empty(count, np.int64)
         done = 0
         while done < count:

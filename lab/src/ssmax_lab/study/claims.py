@@ -6,6 +6,7 @@ beside it, with its effect and interval, and decides nothing.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,6 @@ from ssmax_lab.analysis.measures import (
 )
 from ssmax_lab.analysis.statistics import (
     EXACT,
-    NOT_MEASURED,
     SECONDARY,
     TOO_SMALL,
     Interval,
@@ -77,18 +77,10 @@ class Result:
 
     claim: str
     text: str
-    interval: Interval | str
-    """Or why there is none."""
+    interval: Interval
     unit: str
     expected: Side | None = None
     is_ours: bool = False
-
-    @property
-    def p(self) -> float | None:
-        """Of a primary comparison over seeds."""
-        if self.expected is None or isinstance(self.interval, str):
-            return None
-        return self.interval.p
 
 
 def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
@@ -97,28 +89,23 @@ def judge(findings: Findings, provenance: Provenance) -> list[Comparison]:
     for claim in (_claim_4, _claim_5, _claim_6, _claim_7, _claim_8):
         results += claim(findings)
     is_too_small = findings.study["preset"].partition(":")[0] in NO_VERDICT
-    read = [] if is_too_small else [one.p for one in results if one.p is not None]
-    adjusted = iter(holm(read))
+    # Primary comparisons over seeds are read together.
+    p_values = [None if one.expected is None or is_too_small else one.interval.p for one in results]
+    adjusted = iter(holm([p for p in p_values if p is not None]))
     made = []
-    for one in results:
-        p = None if one.p is None or is_too_small else next(adjusted)
-        found = one.interval
-        verdict = SECONDARY
-        if one.expected is not None:
-            if isinstance(found, str):
-                verdict = NOT_MEASURED
-            elif is_too_small and found.basis != EXACT:
-                verdict = TOO_SMALL
-            else:
-                verdict = found.verdict(one.expected, margin=MARGINS.get(one.claim, 0.0), p=p)
-        if isinstance(found, str):
-            effect, low, high, basis = None, None, None, found
+    for one, p in zip(results, p_values, strict=True):
+        found, p = one.interval, None if p is None else next(adjusted)
+        if one.expected is None:
+            verdict = SECONDARY
+        elif is_too_small and found.is_measured and found.basis != EXACT:
+            verdict = TOO_SMALL
         else:
-            effect, low, high, basis = found.effect, found.low, found.high, found.basis
+            verdict = found.verdict(one.expected, margin=MARGINS.get(one.claim, 0.0), p=p)
         made.append(
             Comparison(
-                claim=one.claim, text=one.text, effect=effect, unit=one.unit, low=low, high=high,
-                basis=basis, p_holm=p, verdict=verdict, is_ours=one.is_ours, provenance=provenance,
+                claim=one.claim, text=one.text, effect=found.effect if found.is_measured else None,
+                unit=one.unit, low=found.low, high=found.high, basis=found.basis, p_holm=p,
+                verdict=verdict, is_ours=one.is_ours, provenance=provenance,
             )
         )  # fmt: skip
     return made
@@ -343,8 +330,8 @@ def _missed_gate(findings: Findings) -> list[Result]:
         failed = [run for run in runs if not learned_task(grids[run])]
         if failed and not CONFIGURATIONS[name].base:
             text = f"{called(name)} did not learn the task where it was taught, and is left out"
-            basis = f"{len(failed)} of {len(runs)} seeds: below {TAUGHT:g}"
-            missed.append(Result("C6", text, basis, "of the numbers", is_ours=True))
+            seeds = _nothing(f"{len(failed)} of {len(runs)} seeds: below {TAUGHT:g}")
+            missed.append(Result("C6", text, seeds, "of the numbers", is_ours=True))
     return missed
 
 
@@ -406,7 +393,7 @@ def _values(
 def _compared(claim: str, unit: str, *groups: tuple[Sequence[Pair], Values]) -> list[Result]:
     """Compare pairs by their values; what nothing was measured of is left out whole."""
     made = _made(claim, unit, *groups)
-    return made if any(isinstance(one.interval, Interval) for one in made) else []
+    return made if any(one.interval.is_measured for one in made) else []
 
 
 def _made(claim: str, unit: str, *groups: tuple[Sequence[Pair], Values]) -> list[Result]:
@@ -421,7 +408,7 @@ def _made(claim: str, unit: str, *groups: tuple[Sequence[Pair], Values]) -> list
     ]  # fmt: skip
 
 
-def _interval(pair: Pair, values: Values) -> Interval | str:
+def _interval(pair: Pair, values: Values) -> Interval:
     """Compare over the seeds that both have, within a part; or say why that cannot be done.
 
     Of a seed that several parts have the mean counts, once: it started from the same weights and
@@ -429,14 +416,14 @@ def _interval(pair: Pair, values: Values) -> Interval | str:
     """
     both = (pair.first, pair.second)
     if failed := [called(name) for name in both if values.get(name) == {}]:
-        return f"{' and '.join(failed)} did not learn the task"
-    if missing := [name for name in both if name not in values]:
+        return _nothing(f"{' and '.join(failed)} did not learn the task")
+    if missing := [called(name) for name in both if name not in values]:
         verb = "was" if len(missing) == 1 else "were"
-        return f"{' and '.join(map(called, missing))} {verb} not measured"
+        return _nothing(f"{' and '.join(missing)} {verb} not measured")
     first, second = values[pair.first], values[pair.second]
     runs = sorted(first.keys() & second.keys())
     if not runs:
-        return "no seed was measured of both, side by side"
+        return _nothing("no seed was measured of both, side by side")
     seeds = sorted({run.seed for run in runs})
     try:
         interval = over_seeds(*(
@@ -444,7 +431,11 @@ def _interval(pair: Pair, values: Values) -> Interval | str:
             for one in (first, second)
         ))  # fmt: skip
     except UsageError as error:
-        return str(error)
+        return _nothing(str(error))
     parts = len({run.part for run in runs})
     within = f" within {parts} parts" if parts > 1 else ""
     return dataclasses.replace(interval, basis=interval.basis + within)
+
+
+def _nothing(why: str) -> Interval:
+    return Interval(effect=math.nan, basis=why)

@@ -178,11 +178,9 @@ class Measurement:
         """Compute as the model was trained, on a GPU."""
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.is_narrow else nullcontext()
 
-    def _run(
-        self, measure: Callable[..., Any], *inputs: Any, options: dict[str, Any], **more: Any
-    ) -> Any:
-        """Measure; `options` are those that decide what comes out."""
-        provenance = self.provenance(**options)
+    def _run(self, measure: Callable[..., Any], *inputs: Any, decide: Any, **more: Any) -> Any:
+        """Measure; the options that `decide` what comes out are part of its provenance."""
+        provenance = self.provenance(**decide)
         with self._precision():
             return measure(
                 self.model, *inputs, run=self.run, provenance=provenance, on_progress=_tell, **more
@@ -199,47 +197,40 @@ class Measurement:
         self, *, length: int, documents: int, batch: int = 1, file: str = POSITION_LOSS
     ) -> PositionLoss:
         """Measure figure 5's numbers."""
-        rows, options = self.rows(length, documents), {"length": length, "documents": documents}
+        decide = {"length": length, "documents": documents}
+        rows = self.rows(length, documents)
         record = self._run(
-            measure_position_loss, rows, options=options, batch=batch, device=self.device
+            measure_position_loss, rows, decide=decide, batch=batch, device=self.device
         )
         self._write(file, [record])
         return record
 
     def sharpness(self, *, length: int, documents: int) -> Sharpness:
         """Measure figure 1 in a model."""
-        rows, options = self.rows(length, documents), {"length": length, "documents": documents}
-        record = self._run(measure_sharpness, rows, options=options, device=self.device)
+        decide = {"length": length, "documents": documents}
+        rows = self.rows(length, documents)
+        record = self._run(measure_sharpness, rows, decide=decide, device=self.device)
         self._write(SHARPNESS, [record])
         return record
 
     def needle(
-        self,
-        *,
-        lengths: Sequence[int],
-        depths: Sequence[float],
-        trials: int,
-        digits: int,
-        batch: int,
-        seed: int,
-        begun: bool = False,
+        self, *, lengths: Sequence[int], batch: int, begun: bool = False, **decide: Any
     ) -> list[NeedleTrial]:
-        """Measure figure 6's numbers; a grid that was stopped resumes."""
-        # Other lengths go into the same grid, other depths would change what is a mean.
-        options = {"seed": seed, "digits": digits, "trials": trials, "depths": list(depths)}
+        """Measure figure 6's numbers, of `depths`, `trials`, `digits` and `seed`.
+
+        A grid that was stopped resumes. Other lengths go into the same grid, other depths would
+        change what is a mean.
+        """
+        decide |= {"begun": True} if begun else {}
         return self._run(
             measure_retrieval,
             self.tokenizer,
             haystack_text(self.shards),
-            options={**options, "begun": True} if begun else options,
+            decide=decide,
             lengths=lengths,
-            depths=depths,
-            trials=trials,
-            seed=seed,
-            out=self.results / NEEDLE,
             batch=batch,
-            digits=digits,
-            begun=begun,
+            out=self.results / NEEDLE,
+            **decide,
         )
 
     def retrieval_grid(
@@ -250,25 +241,19 @@ class Measurement:
         depths: Sequence[float],
         trials: int,
         weighed: int,
-        digits: int,
         batch: int,
-        seed: int,
+        **decide: Any,
     ) -> RetrievalGrid:
         """Measure retrieval at several RoPE bases, times the model's, by length."""
         assert isinstance(self.model, LM)
         own, text, rows = self.model.theta, haystack_text(self.shards), []
-        options = {
-            "seed": seed, "digits": digits, "trials": trials, "depths": list(depths),
-            "lengths": list(lengths), "base_factors": list(base_factors),
-        }  # fmt: skip
         for factor in base_factors:
             self.model.theta = own * factor
             with self._precision():
                 rows.append(
                     measure_retrieval_by_length(
                         self.model, self.tokenizer, text, lengths=lengths, depths=depths,
-                        trials=trials, weighed=weighed, digits=digits, seed=seed, batch=batch,
-                        device=self.device,
+                        trials=trials, weighed=weighed, batch=batch, device=self.device, **decide,
                     )
                 )  # fmt: skip
             _tell("base", len(rows), len(base_factors))
@@ -281,36 +266,30 @@ class Measurement:
             count=trials * len(depths),
             accuracy=[found for found, _ in rows],
             weights=[weights for _, weights in rows],
-            provenance=self.provenance(**options),
+            provenance=self.provenance(
+                lengths=lengths, base_factors=base_factors, depths=depths, trials=trials, **decide
+            ),
         )
         self._write(RETRIEVAL_GRID, [record])
         return record
 
     def needle_scores(
-        self,
-        *,
-        length: int,
-        trials: int,
-        depth: float | None,
-        digits: int,
-        seed: int,
-        needle: Needle | None = None,
-        batch: int = 1,
+        self, *, length: int, needle: Needle | None = None, batch: int = 1, **decide: Any
     ) -> list[NeedleScore]:
-        """Measure figure 8's numbers, or figure 7's where all trials hide one needle."""
+        """Measure figure 8's numbers, or figure 7's where all trials hide one needle.
+
+        Of `trials`, `depth`, `digits` and `seed`.
+        """
         scores = self._run(
             measure_needle_scores,
             self.tokenizer,
             haystack_text(self.shards),
-            options={"seed": seed, "digits": digits, "trials": trials, "depth": depth},
+            decide=decide,
             length=length,
-            trials=trials,
-            seed=seed,
-            depth=depth,
-            digits=digits,
             needle=needle,
             batch=batch,
             device=self.device,
+            **decide,
         )
         self._write(NEEDLE_SCORE if needle is None else PAPERS_NEEDLE_SCORE, scores)
         return scores

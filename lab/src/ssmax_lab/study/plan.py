@@ -1,44 +1,44 @@
-"""A study as jobs: what has to be done, in what order, and what is done already."""
+"""A study as jobs: what has to be done, in what order, how long it takes, and what is done."""
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
-from ssmax._files import write_whole
 from ssmax.errors import UsageError
 from ssmax_lab.configurations import CONFIGURATIONS, PILOT_SEED, PROBE
 from ssmax_lab.model.config import nearest
 from ssmax_lab.records import DONE
 from ssmax_lab.study.presets import Study
 
-Kind = Literal["data", "pretrain", "finetune", "loss", "needle"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+_DRAWN_FROM = {2: "pretrain", 4: "pretrain", 5: "loss", 6: "needle", 7: "needle", 8: "needle"}
+"""The kind of job that each figure is drawn from; 1 and 3 are mathematics."""
 
-# What each figure is drawn from; 1 and 3 are mathematics.
-_KINDS: dict[int, set[Kind]] = {
-    1: set(),
-    2: {"pretrain"},
-    3: set(),
-    4: {"pretrain"},
-    5: {"loss"},
-    6: {"needle"},
-    7: {"needle"},
-    8: {"needle"},
-}
+
+TRAINED, MEASURED = ("pretrain", "finetune"), ("loss", "needle")
+"""Kinds of jobs; "data" prepares the text of all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """One piece of work that leaves its result on disk."""
 
-    kind: Kind
+    kind: str
     configuration: str = ""
     seed: int = 0
     needs: tuple[str, ...] = ()
     """Names of jobs that have to be done before."""
+    seconds: float = 0.0
+    """What the whole of it took where the preset was measured."""
+    begins: float = 0.0
+    """The share of it that another job does: (f) continues (a)."""
+
+    @classmethod
+    def named(cls, name: str) -> "Job":
+        """Read what a name says, for the process that does the job."""
+        kind, _, run = name.partition("-")
+        configuration, _, seed = run.partition("-")
+        return cls(kind=kind, configuration=configuration, seed=int(seed or 0))
 
     @property
     def name(self) -> str:
@@ -51,11 +51,6 @@ class Job:
         return f"{self.configuration}-{self.seed}"
 
     @property
-    def is_resumable(self) -> bool:
-        """Whether it resumes where it was stopped; otherwise it begins again."""
-        return self.kind != "loss"
-
-    @property
     def of_pretrained(self) -> str:
         """The run whose pretrained model it works with."""
         base = CONFIGURATIONS[self.configuration].base or self.configuration
@@ -63,9 +58,14 @@ class Job:
 
     @property
     def of_finetuned(self) -> str:
-        """The run whose fine-tuned model it works with."""
+        """The fine-tuned run that it makes or works with."""
         is_own = CONFIGURATIONS[self.configuration].is_finetuned
-        return self.run if is_own else self.of_pretrained
+        return f"{self.run if is_own else self.of_pretrained}-qa"
+
+    @property
+    def expected(self) -> float:
+        """Estimate what it takes, in seconds."""
+        return (1.0 - self.begins) * self.seconds
 
 
 def plan(
@@ -83,33 +83,32 @@ def plan(
     `seeds` replaces the preset's numbers, `figures` leaves out what none of them needs, and
     `has_text` the preparing of the text.
     """
-    if first_seed < 0:
-        raise UsageError(f"first_seed must be at least 0, got {first_seed}")
     chosen = list(configurations or CONFIGURATIONS)
     for name in chosen:
         if name not in CONFIGURATIONS:
             raise UsageError(
                 f"there is no configuration {name!r}" + nearest(name, list(CONFIGURATIONS))
             )
-    if seeds is not None and seeds < 1:
-        raise UsageError(f"seeds must be at least 1, got {seeds}")
-    count = {name: study.seeds[name] if seeds is None else seeds for name in chosen}
-    kinds = set(KINDS[1:]) if figures is None else set().union(*(_KINDS[one] for one in figures))
-    if study.teaches_needles:
-        # Nothing is taught later, and (e) would be nothing but (a).
-        kinds -= {"finetune"}
-        count = {
-            name: 0 if CONFIGURATIONS[name].applied == "fine-tuning" else number
-            for name, number in count.items()
-        }
+    # Where retrieval is taught in pretraining nothing is taught later, and (e) is nothing but (a).
+    count = {
+        name: 0
+        if study.teaches_needles and CONFIGURATIONS[name].applied == "fine-tuning"
+        else (study.seeds[name] if seeds is None else seeds)
+        for name in chosen
+    }
     by_name: dict[str, Job] = {}
 
-    def add(kind: Kind, name: str = "", seed: int = 0) -> str:
-        job = Job(kind=kind, configuration=name, seed=seed, needs=tuple(needs(kind, name, seed)))
+    def add(kind: str, name: str = "", seed: int = 0) -> str:
+        needed = tuple(needs(kind, name, seed))
+        is_continued = kind == "pretrain" and f"pretrain-a-{seed}" in needed
+        job = Job(
+            kind=kind, configuration=name, seed=seed, needs=needed, seconds=study.seconds[kind],
+            begins=1.0 - study.pretraining.switch.last_fraction if is_continued else 0.0,
+        )  # fmt: skip
         by_name.setdefault(job.name, job)
         return job.name
 
-    def needs(kind: Kind, name: str, seed: int) -> Iterable[str]:
+    def needs(kind: str, name: str, seed: int) -> Iterator[str]:
         if kind == "data":
             return
         one = CONFIGURATIONS[name]
@@ -129,10 +128,27 @@ def plan(
             # Of the pilot seed only (a) is looked at: where it is between all and nothing.
             is_idle = study.has_pilot and first_seed + number == PILOT_SEED and name != "a"
             if number < count[name] and not is_idle:
-                for kind in sorted(kinds):
-                    if _applies(kind, name, figures):
-                        add(kind, name, first_seed + number)
+                for kind in _kinds(name, figures):
+                    add(kind, name, first_seed + number)
+    if not by_name and not is_computed(figures):
+        raise UsageError(
+            "there is nothing to do: these configurations have no part in what was asked for"
+        )
     return list(by_name.values())
+
+
+def _kinds(name: str, figures: Sequence[int] | None) -> Iterator[str]:
+    """List what is done of a configuration for its own sake."""
+    if name == PROBE:
+        # It is figure 2's, and has no lengths beyond those of the training.
+        if figures is None or 2 in figures:
+            yield "pretrain"
+        return
+    if CONFIGURATIONS[name].is_pretrained and (figures is None or 4 in figures):
+        yield "pretrain"
+    for kind in MEASURED:
+        if figures is None or kind in map(_DRAWN_FROM.get, figures):
+            yield kind
 
 
 def read_figures(texts: Sequence[str]) -> list[int] | None:
@@ -148,51 +164,15 @@ def read_figures(texts: Sequence[str]) -> list[int] | None:
 
 def is_computed(figures: Sequence[int] | None) -> bool:
     """Say whether these figures are mathematics, for which nothing has to be done."""
-    return figures is not None and not any(_KINDS[figure] for figure in figures)
+    return figures is not None and _DRAWN_FROM.keys().isdisjoint(figures)
 
 
-def _applies(kind: Kind, name: str, figures: Sequence[int] | None) -> bool:
-    one = CONFIGURATIONS[name]
-    if kind == "pretrain":
-        # Alone, figure 2 needs the probe and figure 4 all the others.
-        figure = 2 if name == PROBE else 4
-        return one.is_pretrained and (figures is None or figure in figures)
-    return name != PROBE and (one.is_finetuned or kind != "finetune")
+def side_by_side(seconds: Iterable[float], workers: int) -> float:
+    """Estimate what jobs of so many seconds take together."""
+    every = list(seconds)
+    return max(sum(every) / workers, *every, 0.0)
 
 
-def mark_done(folder: Path, job: Job, seconds: float) -> None:
-    """Mark a job as done, so that it is not done again."""
-    (folder / DONE).mkdir(parents=True, exist_ok=True)
-    write_whole(folder / DONE / f"{job.name}.json", json.dumps({"seconds": round(seconds, 1)}))
-
-
-def seconds_taken(folder: Path, job: Job) -> float | None:
-    """Read what a job took; None where it is not."""
-    try:
-        return float(json.loads((folder / DONE / f"{job.name}.json").read_text())["seconds"])
-    except FileNotFoundError:
-        return None
-
-
-def expected_seconds(study: Study, job: Job) -> float:
-    """Estimate what a job takes, as the preset was measured; (f) resumes (a) at its switch."""
-    is_resumed = job.kind == "pretrain" and any(name.startswith("pretrain") for name in job.needs)
-    share = study.pretraining.switch.last_fraction if is_resumed else 1.0
-    return share * study.seconds[job.kind]
-
-
-def can_start(job: Job, *, done: set[str], running: Sequence[Job], trains_alone: bool) -> bool:
-    """Say whether what it needs is done, and the machine is not filled."""
-    is_filled = trains_alone and any(other.kind == "pretrain" for other in running)
-    return done.issuperset(job.needs) and not (is_filled and job.kind == "pretrain")
-
-
-def expected_time(study: Study, jobs: Sequence[Job], workers: int) -> float:
-    """Estimate what jobs take side by side, as the preset was measured."""
-    seconds = [expected_seconds(study, job) for job in jobs]
-    alone = [
-        expected_seconds(study, job)
-        for job in jobs
-        if study.trains_alone and job.kind == "pretrain"
-    ]
-    return max(sum(seconds) / workers, sum(alone), *seconds, 0.0)
+def done_mark(folder: Path, job: Job) -> Path:
+    """Locate the file that says that a job need not be done again."""
+    return folder / DONE / f"{job.name}.json"

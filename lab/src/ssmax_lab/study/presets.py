@@ -9,16 +9,10 @@ from typing import Any
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.formulas import rope_limit_of
 from ssmax_lab.configurations import CONFIGURATIONS
-from ssmax_lab.data.sources import EMBEDDED, HUB
-from ssmax_lab.data.token_files import TOKENS
+from ssmax_lab.data.qa import digits_taught
+from ssmax_lab.data.sources import EMBEDDED, HUB, TOKENS
 from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.question_sources import digits_taught
 from ssmax_lab.train.recipes import DEFAULT_TEXT, PRETRAINING
-
-MOST_READS = 4
-"""Text read more often than this teaches a model little more (arXiv 2305.16264)."""
-EMBEDDED_TOKENS = 4_000_000
-"""About as many GPT-2 tokens has the embedded text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +51,6 @@ class Study:
     """That machine, in words."""
     workers_per_core: bool
     """One job a core and one thread a job, rather than one job with all of the machine."""
-    trains_alone: bool = False
-    """One pretraining fills the machine: beside it are fine-tuning and measurements, at most."""
     needle_depths: int = 11
     needle_trials: int = 10
     """Of a cell."""
@@ -111,8 +103,7 @@ class Study:
     @property
     def tokens_trained(self) -> int:
         """By one pretraining."""
-        run = self.pretraining.run
-        return run.steps * run.batch_size * self.train_length
+        return self.pretraining.run.steps * self.pretraining.tokens_per_step
 
     @property
     def test_constant(self) -> float:
@@ -141,6 +132,17 @@ class Study:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a file."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Study":
+        """Read what `to_dict` wrote, from a file."""
+        return cls(**{
+            **values,
+            "pretraining": TrainConfig.from_dict(values["pretraining"]),
+            "needle_lengths": tuple(values["needle_lengths"]),
+            "base_factors": tuple(values["base_factors"]),
+            "cells": tuple(map(tuple, values["cells"])),
+        })  # fmt: skip
 
 
 def _of_preset(name: str) -> dict[str, Any]:
@@ -231,7 +233,6 @@ def gpu() -> Study:
         seconds={"data": 60, "pretrain": 506, "finetune": 127, "loss": 37, "needle": 94},
         measured_on="one H200",
         workers_per_core=False,
-        trains_alone=True,
     )
 
 
@@ -283,7 +284,6 @@ def small() -> Study:
         score_length=large.score_length // 2,
         seconds={"data": 60, "pretrain": 280, "finetune": 114, "loss": 12, "needle": 21},
         measured_on="one H200, eight jobs at a time",
-        trains_alone=False,
     )
 
 
@@ -365,36 +365,25 @@ def study_named(name: str) -> Study:
     return dataclasses.replace(study.with_settings(VARIANTS[preset][variant]), preset=name)
 
 
-def check_embedded_is_enough(preset: str, tokens: int) -> None:
-    """Refuse to train so long on the embedded text where nobody asked for that text."""
-    times = tokens / EMBEDDED_TOKENS
-    if times <= MOST_READS:
-        return
-    raise UsageError(
-        f"the {preset} preset trains on {tokens / 1e6:.0f} M tokens, and no text was given: it "
-        f"would read the embedded one (Python's standard library, about "
-        f"{EMBEDDED_TOKENS / 1e6:.0f} M tokens) about {times:.0f} times. Give real "
-        f"text, as in: ssmax-lab reproduce --preset {preset} --text FOLDER "
-        f"(files of .txt, .jsonl or .parquet), --text "
-        f"{HUB}NAME (a dataset of Hugging Face), or --data FOLDER (what ssmax-lab data prepare "
-        f"wrote); --text {EMBEDDED} takes the embedded text all the same"
-    )
+def check_text_is_given(study: Study) -> None:
+    """Refuse a larger preset without a text: it would read the embedded one many times."""
+    if study.source == EMBEDDED and study.preset.partition(":")[0] != "quick":
+        raise UsageError(
+            f"the {study.preset} preset wants a text: --text FOLDER (files of .txt, .jsonl or "
+            f".parquet), --text {HUB}NAME (a dataset of Hugging Face), or --data FOLDER (what "
+            f"ssmax-lab data prepare wrote); --text {EMBEDDED} takes Python's standard library, "
+            "which it reads over and over"
+        )
 
 
 def check_source(source: str) -> str:
     """Return the source as `ssmax-lab data prepare` takes it, a path in full."""
-    if not is_local(source):
+    if source == EMBEDDED or source.startswith(HUB):
         return source
     kind = TOKENS if source.startswith(TOKENS) else ""
     path = Path(source.removeprefix(kind))
     if not path.exists():
         raise UsageError(
-            f"there is no file or folder {str(path)!r}; --text takes {EMBEDDED!r}, a file or "
-            f"folder, or '{HUB}NAME' for a dataset of Hugging Face"
+            f"--text takes a file or folder, {EMBEDDED!r} or '{HUB}NAME', and there is no {path}"
         )
     return f"{kind}{path.resolve()}"
-
-
-def is_local(source: str) -> bool:
-    """Say whether a source lies on this machine."""
-    return source != EMBEDDED and not source.startswith(HUB)

@@ -1,38 +1,38 @@
 """The paper on this machine: plan, do what is left, judge, draw. `ssmax-lab reproduce` is this."""
 
 import dataclasses
-import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from ssmax._device import check_device, select_device
+from ssmax._device import check_device
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import read_findings, read_study_file
-from ssmax_lab.data.preparation import text_to_measure
+from ssmax_lab.data.preparation import cores, text_to_measure
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.data.workers import cores
-from ssmax_lab.records import PARTS, STUDY, TEXT, VERDICTS, Comparison, Provenance, to_jsonl
+from ssmax_lab.records import (
+    ARCHIVE,
+    PART_VARIABLE,
+    PARTS,
+    STUDY,
+    TEXT,
+    VERDICTS,
+    Comparison,
+    Provenance,
+    to_jsonl,
+)
 from ssmax_lab.report.study_page import draw
 from ssmax_lab.study.claims import judge
-from ssmax_lab.study.partial import QUESTIONS, check_archive, check_part, identity, pack
-from ssmax_lab.study.plan import (
-    Job,
-    expected_seconds,
-    expected_time,
-    is_computed,
-    plan,
-    seconds_taken,
-)
+from ssmax_lab.study.partial import check_archive, check_same_study, pack
+from ssmax_lab.study.plan import MEASURED, TRAINED, Job, done_mark, plan, side_by_side
 from ssmax_lab.study.presets import Study
-from ssmax_lab.study.scheduler import Scheduler, StoppedBy, seconds_to_use, worker_command
-from ssmax_lab.train.config import TrainConfig
-from ssmax_lab.train.question_sources import is_path, question_sources
+from ssmax_lab.study.scheduler import Scheduler, StoppedBy
 from ssmax_lab.train.recipes import check_gpu
 
 WORDS = {
@@ -74,7 +74,6 @@ def reproduce(
     workers: int | None = None,
     launcher: Sequence[str] = (),
     minutes: float | None = None,
-    part: str = "",
     records: Path | None = None,
     command: str = "",
     dry_run: bool = False,
@@ -82,9 +81,9 @@ def reproduce(
     """Do what is left of a study in its folder, and draw the page of what there is.
 
     Everything is measured on the validation side of the text, or on all of `test`. After
-    `minutes` what runs is saved, and the same call resumes. A `part` of a larger study has a
-    name, and its `records` go into an archive after every job, however it ends. `command` is what
-    was typed.
+    `minutes` what runs is saved, and the same call resumes. `records` go into an archive after
+    every job, however it ends: a part of a larger study, called by its name. `command` is what was
+    typed.
     """
     jobs = plan(
         study,
@@ -95,32 +94,20 @@ def reproduce(
         has_text=data is not None,
     )
     many = workers if workers is not None else (cores() if study.workers_per_core else 1)
-    if many < 1:
-        raise UsageError(f"workers must be at least 1, got {many}")
     if records is not None:
         check_archive(records)
         check_folder(records.parent)
-    if part:
-        check_part(part)
+    check_device(device)
     check_folder(folder)
-    text = (data or folder / TEXT).resolve()
-    origin = Origin(data=str(text), test=str((test or text).resolve()), part=part)
-    _check_same_study(study, folder, origin)
     # Here, not when the first model is trained.
     if (measured := test or data) is not None:
         text_to_measure(measured, is_for_tests=test is not None)
-    if not jobs and not is_computed(figures):
-        raise UsageError(
-            "there is nothing to do: these configurations have no part in what was asked for; "
-            "--dry-run without --only and --configs shows what there is"
-        )
-    check_device(device)
-    left = [job for job in jobs if seconds_taken(folder, job) is None]
-    if minutes is not None:
-        _check_minutes(minutes, study, left)
-    if left and device is not None:
-        select_device(device)
-    print("\n".join(_plan_lines(study, folder, jobs, left, many, minutes, origin)))
+    text = (data or folder / TEXT).resolve()
+    test = test.resolve() if test is not None else None
+    shards = _shards(text, test)
+    _check_folder(study, folder, shards, is_own_text=data is None)
+    left = [job for job in jobs if not done_mark(folder, job).is_file()]
+    print("\n".join(_plan_lines(study, folder, jobs, left, many, shards)))
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
@@ -128,47 +115,47 @@ def reproduce(
     make_folder(folder)
 
     def command_of(job: Job) -> list[str]:
-        return worker_command(
-            folder,
-            job,
-            data=Path(origin.test) if job.kind in ("loss", "needle") else text,
-            device=device,
-            threads=max(1, cores() // many) if study.workers_per_core else 0,
-            launcher=launcher,
-        )
+        is_trained, is_measured = job.kind in TRAINED, job.kind in MEASURED
+        start = launcher if launcher and is_trained else [sys.executable]
+        read = test if is_measured and test is not None else text
+        words = [*start, "-m", "ssmax_lab.study.jobs", str(folder), job.name, "--data", str(read)]
+        return words + (["--device", device] if device else [])
 
     def keep_records() -> None:
+        # The text may have been prepared just now.
+        _write(study, folder, _shards(text, test), command)
         if records is not None:
             pack(folder, records)
 
     def keep_records_so_far() -> None:
         # A full disk ends nothing that runs; at the end it is told.
         with suppress(OSError, UsageError):
-            # The text may have been prepared just now.
-            _write(study, folder, jobs, origin=origin)
             keep_records()
 
+    environment = {PART_VARIABLE: records.name.removesuffix(ARCHIVE) if records else ""}
+    if study.workers_per_core:
+        environment["OMP_NUM_THREADS"] = str(max(1, cores() // many))
     with locked(folder) if left else nullcontext():
-        _write(study, folder, jobs, origin=origin, command=command)
+        _write(study, folder, shards, command)
         scheduler = Scheduler(
             folder,
             jobs,
-            study=study,
             command=command_of,
             workers=many,
+            measured_on=study.measured_on,
+            environment=environment,
             minutes=minutes,
-            part=part,
             on_done=keep_records_so_far,
         )
         stopped_by = scheduler.run()
-        if stopped_by is not None:
-            keep_records()
-            return Reproduced(is_whole=False, failed=scheduler.failed, stopped_by=stopped_by)
+    if stopped_by is not None:
+        keep_records()
+        return Reproduced(is_whole=False, failed=scheduler.failed, stopped_by=stopped_by)
     comparisons, page = report(folder)
     # They were kept after every job; where that failed, it is told when all else is there.
     keep_records()
     return Reproduced(
-        is_whole=not scheduler.failed and len(scheduler.is_done) == len(jobs),
+        is_whole=len(scheduler.is_done) == len(jobs),
         failed=scheduler.failed,
         comparisons=comparisons,
         page=page,
@@ -179,151 +166,70 @@ def report(folder: Path, out: Path | None = None) -> tuple[list[Comparison], Pat
     """Judge what the folder of a study holds, and draw it there or in `out`."""
     findings = read_findings(folder)
     provenance = Provenance.here(config=findings.study, device="records alone", seed=0)
-    before = {(one.claim, one.text): one for one in findings.comparisons}
-    # What comes out as it was keeps the commit and the date that it first came out at.
-    judged = [
-        old if (old := before.get((new.claim, new.text))) and _is_as_before(old, new) else new
-        for new in judge(findings, provenance)
-    ]
-    if judged != findings.comparisons:
+    judged = judge(findings, provenance)
+    # Verdicts that come out as they were keep the commit and the date that they came out at.
+    if list(map(_told, judged)) != list(map(_told, findings.comparisons)):
         write_whole(folder / VERDICTS, to_jsonl(judged))
         findings.comparisons = judged
     return findings.comparisons, draw(findings, out or folder)
 
 
-def _is_as_before(old: Comparison, new: Comparison) -> bool:
-    """Compare all but the last digits, which another processor may give otherwise."""
-    names = ("effect", "low", "high", "p_holm")
-    pairs = [(getattr(old, name), getattr(new, name)) for name in names]
-    is_near = all(
-        a == b if None in (a, b) else math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-        for a, b in pairs
-    )
-    same = {name: getattr(new, name) for name in (*names, "provenance")}
-    return is_near and dataclasses.replace(old, **same) == new
+def _told(one: Comparison) -> list[object]:
+    """Tell a comparison without the last digits, which differ from processor to processor."""
+    values = [getattr(one, field.name) for field in dataclasses.fields(one)]
+    return [
+        f"{x:.9g}" if isinstance(x, float) else x for x in values if not isinstance(x, Provenance)
+    ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """What of a study its folder decides: the texts, and the part that it is."""
-
-    data: str
-    """Prepared tokens to learn from."""
-    test: str
-    """Those that everything is measured on."""
-    part: str = ""
-
-
-def read_study(folder: Path) -> tuple[Study, dict[str, Job]]:
-    """Read the study of a folder and its jobs by name."""
-    values = read_study_file(folder)
-    study = values["study"]
-    study["pretraining"] = TrainConfig.from_dict(study["pretraining"])
-    for name in ("needle_lengths", "base_factors"):
-        study[name] = tuple(study[name])
-    study["cells"] = tuple(map(tuple, study["cells"]))
-    jobs = [Job(**{**job, "needs": tuple(job["needs"])}) for job in values["jobs"]]
-    return Study(**study), {job.name: job for job in jobs}
-
-
-def _check_same_study(study: Study, folder: Path, origin: Origin) -> None:
+def _check_folder(
+    study: Study, folder: Path, shards: Mapping[str, ShardSet], *, is_own_text: bool
+) -> None:
     """Refuse the folder of another study: numbers may not come from two."""
     if (folder / PARTS).is_dir():
         raise UsageError(
             f"{folder} holds merged parts, behind which new work would be hidden; give another "
             "--out, and merge its --records into this one"
         )
-    texts = _texts(origin, study.questions)
     if not (folder / STUDY).exists():
         if folder.is_dir() and any(path.name != LOCK for path in folder.iterdir()):
             raise UsageError(f"{folder} holds something that is no study; give another --out")
         return
-    values = read_study_file(folder)
-    there, known = values["study"], values["texts"]
-
-    def refuse(begun: str) -> NoReturn:
+    there = read_study_file(folder)
+    check_same_study(there, _values(study, shards), folder, advice="give another --out")
+    if is_own_text and there["study"]["source"] != study.source:
         raise UsageError(
-            f"{folder} was begun with {begun}; go on with those, or give another --out"
-        )
-
-    if values["part"] != origin.part:
-        refuse(f"part {values['part']!r}, not {origin.part!r}")
-    if Path(origin.data) == (folder / TEXT).resolve() and there["source"] != study.source:
-        refuse(f"--text {there['source']}, not {study.source}")
-    for name, option in (("data", "--data"), ("test", "--test"), (QUESTIONS, "--questions")):
-        path = getattr(origin, name, study.questions)
-        # The same tokens may have been moved, alone or with the study.
-        is_unknown = name not in texts and values.get(name, path) == path
-        if name in known and not is_unknown and texts.get(name) != known[name]:
-            words = "questions" if name == QUESTIONS else "tokens"
-            refuse(f"other {words} than {option} {path}")
-    if identity(there) != identity(study.to_dict()):
-        raise UsageError(
-            f"{folder} holds another study, {there['preset']!r} with other settings; "
-            "give another --out, or the settings of its study.json"
+            f"{folder} was begun with --text {there['study']['source']}, not {study.source}; go on "
+            "with that, or give another --out"
         )
 
 
-def _shards(origin: Origin) -> dict[str, ShardSet]:
+def _shards(text: Path, test: Path | None) -> dict[str, ShardSet]:
     """Open the tokens to learn from and to measure on, those that are there."""
     found = {}
     with suppress(UsageError):
-        found["data"] = ShardSet.open(Path(origin.data) / TRAIN)
+        found["data"] = ShardSet.open(text / TRAIN)
     with suppress(UsageError):
-        is_for_tests = origin.test != origin.data
-        side = text_to_measure(Path(origin.test), is_for_tests=is_for_tests)
-        found["test"] = ShardSet.open(side)
+        found["test"] = ShardSet.open(text_to_measure(test or text, is_for_tests=test is not None))
+    if len({one.vocabulary.hash for one in found.values()}) > 1:
+        raise UsageError(
+            f"{test} holds tokens of {found['test'].vocabulary.name!r}, {text} of "
+            f"{found['data'].vocabulary.name!r}; prepare both with one tokenizer"
+        )
     return found
 
 
-def _texts(origin: Origin, questions: str) -> dict[str, str]:
-    """Fingerprint the tokens to learn from and to measure on, and the questions, where they are."""
-    shards = _shards(origin)
-    if len({one.vocabulary.hash for one in shards.values()}) > 1:
-        raise UsageError(
-            f"{origin.test} holds tokens of {shards['test'].vocabulary.name!r}, {origin.data} of "
-            f"{shards['data'].vocabulary.name!r}; prepare both with one tokenizer"
-        )
+def _values(study: Study, shards: Mapping[str, ShardSet]) -> dict[str, Any]:
+    """Describe the study for its file, with the fingerprints of its tokens."""
     texts = {name: one.fingerprint for name, one in shards.items()}
-    files = [Path(source) for source in question_sources(questions) if is_path(source)]
-    if files and all(file.is_file() for file in files):
-        digest = hashlib.sha256()
-        for file in files:
-            digest.update(file.read_bytes())
-        texts[QUESTIONS] = digest.hexdigest()
-    return texts
+    return {"study": study.to_dict(), "texts": texts}
 
 
-def _check_minutes(minutes: float, study: Study, left: Sequence[Job]) -> None:
-    """Refuse a time in which some job would never be started, however often it is tried."""
-    if not 0 < minutes < math.inf:
-        raise UsageError(f"minutes must be more than 0 and finite, got {minutes:g}")
-    seconds = {job.name: seconds_to_use(job, expected_seconds(study, job)) for job in left}
-    longest = max(seconds, key=seconds.__getitem__, default="")
-    if longest and 60 * minutes < seconds[longest]:
-        raise UsageError(
-            f"{minutes:g} minutes are too few: {longest} is not started with less than "
-            f"{seconds[longest]:g} seconds left; give at least {math.ceil(seconds[longest] / 60)}"
-        )
-
-
-def _write(
-    study: Study, folder: Path, jobs: Sequence[Job], *, origin: Origin, command: str = ""
-) -> None:
-    """Write the study, with all jobs and commands that it ever had."""
-    known = {job.name: job for job in jobs}
-    commands = [command] if command else []
-    if (folder / STUDY).exists():
-        known = read_study(folder)[1] | known
-        before = read_study_file(folder)["commands"]
-        commands = list(dict.fromkeys([*before, *commands]))
-    values = {
-        "study": study.to_dict(),
-        "jobs": [dataclasses.asdict(job) for job in known.values()],
-        "commands": commands,
-        "texts": _texts(origin, study.questions),
-        **dataclasses.asdict(origin),
-    }
+def _write(study: Study, folder: Path, shards: Mapping[str, ShardSet], command: str) -> None:
+    """Write the study, with all commands that it ever had."""
+    before = read_study_file(folder)["commands"] if (folder / STUDY).exists() else []
+    commands = list(dict.fromkeys([*before, *filter(None, [command])]))
+    values = {**_values(study, shards), "commands": commands}
     write_whole(folder / STUDY, json.dumps(values, indent=2) + "\n")
 
 
@@ -333,8 +239,7 @@ def _plan_lines(
     jobs: Sequence[Job],
     left: Sequence[Job],
     workers: int,
-    minutes: float | None,
-    origin: Origin,
+    shards: Mapping[str, ShardSet],
 ) -> Iterator[str]:
     """Say what there is to do, of which text, and how long it takes."""
     yield f"study {study.preset!r} in {folder}"
@@ -347,26 +252,23 @@ def _plan_lines(
     if not left:
         yield "all of it is done; the page is drawn again"
         return
-    shards, needed = _shards(origin), study.tokens_trained
-    text = f"{study.source!r}, not prepared yet; --text takes another"
+    learned = f"{study.source!r}, not prepared yet; --text takes another"
     if "data" in shards:
         have = shards["data"].num_tokens
-        text = f"{have:,} tokens, {needed / have:.3g} times over in a pretraining"
-    yield f"  {'text to learn from':41} {text}"
+        times = study.tokens_trained / have
+        learned = f"{have:,} tokens, {times:.3g} times over in a pretraining"
+    yield f"  {'text to learn from':41} {learned}"
     rows = shards["test"].num_tokens // study.loss_length if "test" in shards else math.inf
     if rows < study.loss_documents:
         fewer = f"about {rows} rows of {study.loss_length:,} tokens, not {study.loss_documents}"
         yield f"  {'text to measure on':41} {fewer}; --test takes another"
-    seconds = expected_time(study, left, workers)
+    seconds = side_by_side((job.expected for job in left), workers)
     side = f", {workers} side by side" if workers > 1 else ""
     shared = " (shared ones take several times as long)" if study.workers_per_core else ""
     yield (
         f"about {clock(seconds)} for {_counted(len(left), 'job')}{side}, measured on "
         f"{study.measured_on}{shared}; stopped, the same command resumes"
     )
-    if minutes is not None:
-        commands = _counted(math.ceil(seconds / 60 / minutes), "command")
-        yield f"{commands} of {minutes:g} minutes"
 
 
 def _counted(number: int, noun: str) -> str:

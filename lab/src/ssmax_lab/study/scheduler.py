@@ -6,18 +6,17 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ssmax._files import make_folder
 from ssmax._progress import clock, log_progress, roughly
-from ssmax_lab.records import LOGS, PART_VARIABLE
-from ssmax_lab.study.plan import Job, can_start, expected_seconds, expected_time, seconds_taken
-from ssmax_lab.study.presets import Study
+from ssmax_lab.records import LOGS
+from ssmax_lab.study.plan import TRAINED, Job, done_mark, side_by_side
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -35,13 +34,16 @@ class Running:
     job: Job
     process: subprocess.Popen[bytes]
     log: Path
-    said_before: int = 0
+    said_before: int
     """Bytes of the log that an earlier command left."""
+    started: float = field(default_factory=time.monotonic)
     words: str = "starting"
-    first: tuple[float, float] | None = None
-    """When it first reported its share, and which."""
     share: float = 0.0
-    """Of its steps, as it reported last."""
+    """Of a training's steps, as it reported last."""
+    reported: float | None = None
+    """When a training first did."""
+    first_share: float = 0.0
+    """What was done by then, by an earlier command or job."""
 
     def look(self) -> None:
         """Read how far it is, from the end of its log."""
@@ -50,56 +52,11 @@ class Running:
             found = _PROGRESS.findall(file.read().decode(errors="replace"))
         if found:
             self.words, done, total = found[-1]
-            self.share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
-            self.first = self.first or (time.monotonic(), self.share)
-
-    @property
-    def is_ending(self) -> bool:
-        """Say whether, at its pace, it is done before another job would have started up."""
-        if self.first is None or self.share <= self.first[1]:
-            return False
-        began, share = self.first
-        pace = (time.monotonic() - began) / (self.share - share)
-        return pace * (1.0 - self.share) < SECONDS_TO_START
-
-
-class TimeLeft:
-    """Estimates when a study is done: what is left of it, at the pace of this command.
-
-    Work is counted in the seconds that the preset expects of it.
-    """
-
-    def __init__(self, study: Study, jobs: Sequence[Job], workers: int) -> None:
-        self.study: Study = study
-        self.workers: int = workers
-        self.work: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
-        self.shares: dict[str, float] = {}
-        self.began: float | None = None
-        self.done: float = 0.0
-        """Work of this command."""
-
-    def update(self, job: Job, share: float, taken: float = 0.0) -> None:
-        """Take the share of a job's steps that is done; an earlier command may have done some.
-
-        `taken` are the seconds of a job that has ended.
-        """
-        whole = self.study.seconds[job.kind]
-        if self.began is None:
-            self.began = time.monotonic() - taken
-        if job.name in self.shares:
-            self.done += max(0.0, share - self.shares[job.name]) * whole
-        elif share == 1.0:
-            self.done += self.work[job.name]
-        self.shares[job.name] = share
-        self.work[job.name] = min(self.work[job.name], (1.0 - share) * whole)
-
-    def words(self, left: Sequence[Job]) -> str:
-        """Say the time left; before anything is measured, what the preset expects."""
-        if self.began is None or not self.done:
-            seconds = expected_time(self.study, left, self.workers)
-            return f"about {roughly(seconds)} on {self.study.measured_on}"
-        work = sum(self.work[job.name] for job in left)
-        return f"{clock((time.monotonic() - self.began) * work / self.done)} left"
+            # A measurement has several parts, and counts when it has ended.
+            if self.job.kind in TRAINED:
+                self.share = int(done.replace(",", "")) / max(1, int(total.replace(",", "")))
+                if self.reported is None:
+                    self.reported, self.first_share = time.monotonic(), self.share
 
 
 class Scheduler:
@@ -114,31 +71,25 @@ class Scheduler:
         folder: Path,
         jobs: Sequence[Job],
         *,
-        study: Study,
         command: Callable[[Job], list[str]],
         workers: int,
+        measured_on: str,
+        environment: Mapping[str, str] | None = None,
         minutes: float | None = None,
-        part: str = "",
         on_done: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder: Path = folder
-        self.jobs: Sequence[Job] = jobs
-        self.command: Callable[[Job], list[str]] = command
-        self.workers: int = workers
-        self.trains_alone: bool = study.trains_alone
-        self.on_done: Callable[[], None] = on_done
-        self.is_done: set[str] = {
-            job.name for job in jobs if seconds_taken(folder, job) is not None
-        }
-        self.failed: dict[str, str] = {}
-        self.expected: dict[str, float] = {job.name: expected_seconds(study, job) for job in jobs}
-        self.time_left: TimeLeft = TimeLeft(study, jobs, workers)
-        self.has_news: bool = False
-        self.is_stopping: bool = False
-        self.stopped_by: StoppedBy | None = None
+        self.folder, self.jobs, self.command, self.workers = folder, jobs, command, workers
+        self.measured_on, self.on_done = measured_on, on_done
+        self.environment: dict[str, str] = {**os.environ, **(environment or {})}
         self.ends: float = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        # Workers learn from it whose records they make.
-        self.environment: dict[str, str] = {**os.environ, PART_VARIABLE: part}
+        self.is_done: set[str] = {job.name for job in jobs if done_mark(folder, job).is_file()}
+        self.failed: dict[str, str] = {}
+        self.stopped_by: StoppedBy | None = None
+        self.is_stopping: bool = False
+        self.has_news: bool = False
+        self.took: float = 0.0
+        self.planned: float = 0.0
+        """Seconds of the jobs that ended, and those that the preset expects of them."""
 
     def run(self) -> StoppedBy | None:
         """Do all of it; return what ended it early, if anything. Failures are in `failed`."""
@@ -185,25 +136,19 @@ class Scheduler:
     def _start_what_can(self, running: list[Running]) -> None:
         busy = {one.job.name for one in running}
         for job in self.jobs:
+            is_over = job.name in self.is_done or job.name in self.failed or job.name in busy
+            if is_over or not self.is_done.issuperset(job.needs):
+                continue
             if len(running) >= self.workers:
                 return
-            if job.name in self.is_done or job.name in self.failed or job.name in busy:
-                continue
-            # A training that ends does not keep the next from its imports and its compiler.
-            beside = [one.job for one in running if not one.is_ending]
-            if can_start(job, done=self.is_done, running=beside, trains_alone=self.trains_alone):
-                needs = seconds_to_use(job, self.expected[job.name])
-                if time.monotonic() + needs > self.ends:
-                    self.stopped_by = "clock"
-                    continue
-                running.append(self._start(job))
-                # Preparing takes every core for itself.
-                if job.kind == "data":
-                    return
+            if time.monotonic() + SECONDS_TO_START > self.ends:
+                self.stopped_by = "clock"
+                return
+            running.append(self._start(job))
 
     def _start(self, job: Job) -> Running:
+        make_folder(self.folder / LOGS)
         log = self.folder / LOGS / f"{job.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             said_before = file.tell()
             process = subprocess.Popen(
@@ -215,16 +160,16 @@ class Scheduler:
                 # Ctrl-C is for the scheduler, which stops the others.
                 start_new_session=True,
             )
-        return Running(job, process, log, said_before=said_before)
+        return Running(job, process, log, said_before)
 
     def _ended(self, one: Running) -> None:
-        job = one.job
-        seconds = seconds_taken(self.folder, job)
-        if one.process.returncode == 0 and seconds is not None:
+        job, seconds = one.job, time.monotonic() - one.started
+        if one.process.returncode == 0 and done_mark(self.folder, job).is_file():
             self.is_done.add(job.name)
             # How long a text takes tells nothing of the others.
             if job.kind != "data":
-                self.time_left.update(job, 1.0, taken=seconds)
+                self.took += seconds
+                self.planned += (1.0 - one.first_share) * job.seconds
             logger.info(f"done  {job.name}, {clock(seconds)}")
             self.has_news = True
         elif not self.is_stopping:
@@ -234,17 +179,28 @@ class Scheduler:
     def _show(self, running: Sequence[Running]) -> None:
         for one in running:
             one.look()
-            # A measurement has several parts, and counts when it has ended.
-            if one.first is not None and one.job.kind in ("pretrain", "finetune"):
-                self.time_left.update(one.job, one.share)
         lost = set(self.failed)
         for job in self.jobs:
             if lost.intersection(job.needs):
                 lost.add(job.name)
         left = [job for job in self.jobs if job.name not in self.is_done | lost]
         words = "  ".join(f"[{one.job.name}: {one.words}]" for one in running)
-        details = f"{self.time_left.words(left)}  {words}"
+        details = f"{self.time_left(left, running)}  {words}"
         log_progress(logger, "job", len(self.is_done), len(self.jobs), details)
+
+    def time_left(self, left: Sequence[Job], running: Sequence[Running]) -> str:
+        """Say when all is done at the pace of this command; at first, what the preset expects."""
+        took, planned = self.took, self.planned
+        seconds = {job.name: job.expected for job in left}
+        for one in running:
+            if one.reported is not None:
+                took += time.monotonic() - one.reported
+                planned += (one.share - one.first_share) * one.job.seconds
+                seconds[one.job.name] = (1.0 - one.share) * one.job.seconds
+        expected = side_by_side(seconds.values(), self.workers)
+        if not planned:
+            return f"about {roughly(expected)} on {self.measured_on}"
+        return f"{clock(expected * took / planned)} left"
 
     def _stop(self, number: int, frame: object) -> None:
         if self.stopped_by == "signal":
@@ -256,25 +212,7 @@ class Scheduler:
 def why_failed(code: int, log: Path) -> str:
     """Quote a worker's last words; one that was killed had no time to say why."""
     if code < 0:
-        # Real-time signals have no name.
-        known = {one.value: one.name for one in signal.Signals}
-        words = f"killed by {known.get(-code, f'signal {-code}')}"
+        words = f"killed by signal {-code}, {signal.strsignal(-code)}"
         return words + (": memory may have run out" if -code == signal.SIGKILL else "")
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"exit {code}"
-
-
-def seconds_to_use(job: Job, expected: float) -> float:
-    """Estimate the least that a job needs to get anywhere: one that begins again has to end."""
-    return SECONDS_TO_START if job.is_resumable else expected
-
-
-def worker_command(
-    folder: Path, job: Job, *, data: Path, device: str | None, threads: int, launcher: Sequence[str]
-) -> list[str]:
-    """Make the command that does a job; training under the launcher, where there is one."""
-    is_shared = launcher and job.kind in ("pretrain", "finetune")
-    start = [*launcher, "-m"] if is_shared else [sys.executable, "-m"]
-    command = [*start, "ssmax_lab.study.worker", str(folder), job.name, "--data", str(data)]
-    command += ["--device", device] if device else []
-    return command + (["--threads", str(threads)] if threads else [])

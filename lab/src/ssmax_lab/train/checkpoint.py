@@ -8,14 +8,12 @@ another number of ranks and nothing is unpickled. A checkpoint is written into a
 hashed, synced and renamed; the pointer moves last. Reading checks every hash first.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
 import json
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,13 +28,13 @@ from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from ssmax._files import sync_folder, write_whole
 from ssmax.errors import UsageError
 from ssmax_lab.records import METRICS
 from ssmax_lab.train.dist import DistContext
-from ssmax_lab.train.metrics import MetricsMark, read_marked
+from ssmax_lab.train.run import MetricsMark, read_marked
 
 FOLDER, POINTER, STATE, MANIFEST = "checkpoints", "latest", "state.json", "manifest.json"
 
@@ -62,101 +60,70 @@ def checkpoint_folder(run: Path, step: int) -> Path:
     return run / FOLDER / f"step-{step:08d}"
 
 
-class CheckpointWriter:
-    """Writes in the background; the caller waits for the copy of the tensors only."""
+def save_checkpoint(
+    run: Path,
+    tensors: Mapping[str, Tensor],
+    state: TrainState,
+    ranks: DistContext,
+    *,
+    keep: int,
+    keep_step: int | None = None,
+) -> None:
+    """Write a checkpoint and drop all but the newest `keep`; that of `keep_step` stays.
 
-    def __init__(
-        self, run: Path, ranks: DistContext, *, keep: int, keep_step: int | None = None
-    ) -> None:
-        self.run: Path = run
-        self.ranks: DistContext = ranks
-        self.keep: int = keep
-        self.keep_step: int | None = keep_step
-        """Stays, however old."""
-        self.last_step: int | None = None
-        """The step that was saved last, or is being saved."""
-        self._pending: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        self._quiet = _quiet_when_alone()
+    Every rank has to call; where one cannot write, all raise.
+    """
+    final = checkpoint_folder(run, state.step)
+    hidden = final.with_name(f".{final.name}.writing")
 
-    def __enter__(self) -> "CheckpointWriter":
-        self._quiet.__enter__()
-        return self
+    def complete() -> None:
+        write_whole(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
+        _write_manifest(hidden)
+        if final.exists():
+            shutil.rmtree(final)
+        hidden.rename(final)
+        sync_folder(final.parent)
+        write_whole(final.parent / POINTER, final.name + "\n")
+        _drop_others(run, final, keep=keep, keep_step=keep_step)
 
-    def __exit__(self, *_: object) -> None:
-        if self._pending is not None:
-            self._pending.join()
-        self._quiet.__exit__(None, None, None)
+    # Where the first rank cannot, the others do not wait for it.
+    ranks.on_rank0(functools.partial(_make_empty, hidden))
+    try:
+        with _quiet_when_alone():
+            save(
+                dict(tensors),
+                storage_writer=HuggingFaceStorageWriter(str(hidden), save_distributed=True),
+                process_group=ranks.groups.get("cpu"),
+                no_dist=ranks.size == 1,
+            )
+        ranks.on_rank0(complete)
+    except CheckpointException as error:
+        cause = _first_cause(error)
+        raise cause if isinstance(cause, OSError) else error from error
+    finally:
+        if ranks.is_first:
+            shutil.rmtree(hidden, ignore_errors=True)
 
-    def save(self, tensors: Mapping[str, Tensor], state: TrainState) -> None:
-        """Copy the tensors, then write them while training continues; one at a time."""
-        self.finish()
-        final = checkpoint_folder(self.run, state.step)
-        hidden = final.with_name(f".{final.name}.writing")
-        # Where the first rank cannot, the others do not wait for it.
-        self.ranks.on_rank0(functools.partial(_make_empty, hidden))
-        written = _start_writing(dict(tensors), hidden, self.ranks)
-        self._pending = threading.Thread(
-            target=self._complete, args=(written, hidden, final, state), name="checkpoint"
-        )
-        self._pending.start()
-        self.last_step = state.step
 
-    @property
-    def has_failed(self) -> bool:
-        """Tell whether what was being written could not be; `finish` says why."""
-        return self._failure is not None
-
-    def finish(self) -> None:
-        """Wait for what is being written; raise what went wrong with it."""
-        if self._pending is not None:
-            self._pending.join()
-            self._pending = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-    def _complete(
-        self, written: concurrent.futures.Future, hidden: Path, final: Path, state: TrainState
-    ) -> None:
-        try:
-            written.result()
-            if self.ranks.is_first:
-                write_whole(hidden / STATE, json.dumps(dataclasses.asdict(state), indent=2))
-                _write_manifest(hidden)
-                if final.exists():
-                    shutil.rmtree(final)
-                hidden.rename(final)
-                sync_folder(final.parent)
-                write_whole(final.parent / POINTER, final.name + "\n")
-                self._drop_others(final)
-        except CheckpointException as error:
-            # Of every rank that failed; the first cause is the one to show.
-            cause = next(iter(error.failures.values()))[0]
-            self._failure = cause if isinstance(cause, OSError) else error
-        except BaseException as error:
-            # A thread has no one to raise to; `finish` does it.
-            self._failure = error
-        finally:
-            if self.ranks.is_first:
-                shutil.rmtree(hidden, ignore_errors=True)
-
-    def _drop_others(self, newest: Path) -> None:
-        # One of a later step was not whole, or the run would have resumed from it.
-        later = [folder for folder in _steps(self.run) if folder.name > newest.name]
-        old = sorted(set(_steps(self.run)) - set(later), reverse=True)[self.keep :]
-        if self.keep_step is not None:
-            kept = checkpoint_folder(self.run, self.keep_step)
-            old = [folder for folder in old if folder != kept]
-        for folder in later + old:
-            shutil.rmtree(folder)
-        for folder in (self.run / FOLDER).glob(".*.writing"):
-            shutil.rmtree(folder)
+def _drop_others(run: Path, newest: Path, *, keep: int, keep_step: int | None) -> None:
+    # One of a later step was not whole, or the run would have resumed from it.
+    later = [folder for folder in _steps(run) if folder.name > newest.name]
+    old = sorted(set(_steps(run)) - set(later), reverse=True)[keep:]
+    kept = None if keep_step is None else checkpoint_folder(run, keep_step)
+    for folder in (*later, *(one for one in old if one != kept)):
+        shutil.rmtree(folder)
+    for folder in (run / FOLDER).glob(".*.writing"):
+        shutil.rmtree(folder)
 
 
 def _make_empty(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+
+
+def _first_cause(error: CheckpointException) -> BaseException:
+    """Of every rank that failed; the first cause is the one to show."""
+    return next(iter(error.failures.values()))[0]
 
 
 @contextmanager
@@ -165,20 +132,6 @@ def _quiet_when_alone() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield
-
-
-def _start_writing(
-    tensors: dict[str, Tensor], folder: Path, ranks: DistContext
-) -> concurrent.futures.Future:
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    future = async_save(
-        tensors,
-        storage_writer=writer,
-        process_group=ranks.groups.get("checkpoint"),
-        no_dist=ranks.size == 1,
-    )
-    assert isinstance(future, concurrent.futures.Future)
-    return future
 
 
 def has_any(run: Path) -> bool:
@@ -236,10 +189,8 @@ def load_tensors(folder: Path, tensors: Mapping[str, Tensor], ranks: DistContext
             reader = HuggingFaceStorageReader(str(folder))
             load(dict(tensors), storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointException as error:
-        # Of every rank that failed; the first cause is the one to show.
-        cause = next(iter(error.failures.values()))[0]
         raise UsageError(
-            f"{folder} is the checkpoint of another model, or cannot be read: {cause}"
+            f"{folder} is the checkpoint of another model, or cannot be read: {_first_cause(error)}"
         ) from error
 
 

@@ -15,7 +15,7 @@ from ssmax.errors import UsageError
 from ssmax.nn.rules import RULES
 from ssmax_lab.model.config import LMConfig, nearest
 
-Parallel = Literal["auto", "none", "ddp", "fsdp2"]
+Parallel = Literal["ddp", "fsdp2"]
 Schedule = Literal["constant", "cosine", "warmup-stable-decay"]
 Precision = Literal["float32", "bfloat16"]
 OnNonfinite = Literal["stop", "skip"]
@@ -46,8 +46,10 @@ class DataConfig:
     """Of their numbers."""
 
     def __post_init__(self) -> None:
-        _check("data", self, needles_per_row=1, needle_digits=1)
-        _check("data", self, needle_length=0, validation_windows=0, seed=0)
+        _check(
+            self, needles_per_row=1, needle_digits=1, needle_length=0,
+            validation_windows=0, seed=0,
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,15 +72,15 @@ class OptimConfig:
     """The learning rate of what the scaling rules learn, times lr."""
 
     def __post_init__(self) -> None:
-        _positive("optim.lr", self.lr)
-        _positive("optim.eps", self.eps)
-        _positive("optim.scale_lr", self.scale_lr)
+        for name in ("lr", "eps", "scale_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} must be positive, got {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UsageError(
-                    f"optim.{name} must be at least 0 and below 1, got {getattr(self, name)}"
+                    f"{name} must be at least 0 and below 1, got {getattr(self, name)}"
                 )
-        _check("optim", self, weight_decay=0.0, max_grad_norm=0.0)
+        _check(self, weight_decay=0.0, max_grad_norm=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,14 +97,14 @@ class ScheduleConfig:
     """Where cosine and warmup-stable-decay end, times the peak."""
 
     def __post_init__(self) -> None:
-        _check("schedule", self, warmup_steps=0, decay_steps=0)
+        _check(self, warmup_steps=0, decay_steps=0)
         if not 0.0 <= self.final <= 1.0:
-            raise UsageError(f"schedule.final must be from 0 to 1, got {self.final}")
+            raise UsageError(f"final must be from 0 to 1, got {self.final}")
         if not self.decay_steps and self.kind == "warmup-stable-decay":
-            raise UsageError("schedule.decay_steps must be at least 1 for 'warmup-stable-decay'")
+            raise UsageError("decay_steps must be at least 1 for 'warmup-stable-decay'")
         if self.decay_steps and self.kind != "warmup-stable-decay":
             raise UsageError(
-                f"schedule.decay_steps belongs to kind 'warmup-stable-decay', not {self.kind!r}"
+                f"decay_steps belongs to kind 'warmup-stable-decay', not {self.kind!r}"
             )
 
 
@@ -117,11 +119,9 @@ class SwitchConfig:
 
     def __post_init__(self) -> None:
         if self.rule and self.rule not in RULES:
-            raise UsageError(f"switch.rule must be one of {', '.join(RULES)}, got {self.rule!r}")
+            raise UsageError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
         if not 0.0 < self.last_fraction < 1.0:
-            raise UsageError(
-                f"switch.last_fraction must be between 0 and 1, got {self.last_fraction}"
-            )
+            raise UsageError(f"last_fraction must be between 0 and 1, got {self.last_fraction}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +147,8 @@ class RunConfig:
     activation_memory_budget: float = 1.0
     """Share of the activations that torch.compile keeps for the backward pass, where it is used;
     it computes the others again, the cheapest first."""
-    parallel: Parallel = "auto"
-    """Over several ranks; auto: ddp."""
+    parallel: Parallel = "ddp"
+    """Over several ranks the model is copied, or sharded."""
     context_parallel: int = 1
     """Ranks that hold one sequence together, each a part of its tokens; for pretraining."""
     checkpoint_every: int = 1000
@@ -164,16 +164,16 @@ class RunConfig:
     in between."""
     on_nonfinite: OnNonfinite = "stop"
     """A loss or gradient that is not finite stops the run, or is skipped and counted."""
-    tensorboard: bool = False
-    """Write curves for TensorBoard too."""
 
     def __post_init__(self) -> None:
-        _check("run", self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0)
-        _check("run", self, checkpoint_every=1, keep_checkpoints=1)
-        _check("run", self, validate_every=1, scale_every=1, metrics_every=1)
+        _check(
+            self, steps=1, batch_size=1, micro_batch=1, context_parallel=1, seed=0,
+            checkpoint_every=1, keep_checkpoints=1, validate_every=1, scale_every=1,
+            metrics_every=1,
+        )  # fmt: skip
         if not 0.0 <= self.activation_memory_budget <= 1.0:
             raise UsageError(
-                f"run.activation_memory_budget must be between 0 and 1, got "
+                f"activation_memory_budget must be between 0 and 1, got "
                 f"{self.activation_memory_budget}"
             )
 
@@ -190,7 +190,6 @@ MAY_CHANGE = (
     "run.checkpoint_every",
     "run.keep_checkpoints",
     "run.on_nonfinite",
-    "run.tensorboard",
     "data.folder",
 )
 
@@ -264,10 +263,7 @@ class TrainConfig:
             try:
                 changed[room] = dataclasses.replace(getattr(self, room), **fields)
             except UsageError as error:
-                text = str(error)
-                raise UsageError(
-                    text if text.startswith(f"{room}.") else f"{room}.{text}"
-                ) from None
+                raise UsageError(f"{room}.{error}") from None
         return dataclasses.replace(self, **changed)
 
 
@@ -362,22 +358,15 @@ _READ = {
 }
 
 
-def _check(room: str, config: Any, **least: float) -> None:
+def _check(config: Any, **least: float) -> None:
     """Refuse a word that is none of its field's, and numbers below their least or not finite."""
     for field in dataclasses.fields(config):
         value, words = getattr(config, field.name), get_args(field.type)
         if typing.get_origin(field.type) is Literal and value not in words:
-            raise UsageError(
-                f"{room}.{field.name} must be one of {', '.join(words)}, got {value!r}"
-            )
+            raise UsageError(f"{field.name} must be one of {', '.join(words)}, got {value!r}")
     for name, low in least.items():
         value = getattr(config, name)
         if name == "seed" and not 0 <= value < 2**63:
-            raise UsageError(f"{room}.seed must be from 0 to 2**63 - 1, got {value}")
+            raise UsageError(f"seed must be from 0 to 2**63 - 1, got {value}")
         if not low <= value < math.inf:
-            raise UsageError(f"{room}.{name} must be at least {low}, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise UsageError(f"{name} must be positive, got {value}")
+            raise UsageError(f"{name} must be at least {low}, got {value}")

@@ -37,8 +37,8 @@ class DistContext:
     groups: dict[str, dist.ProcessGroup]
     """By what they are for; none with a single process, nor after the end.
 
-    `cpu`: what processes agree on without asking their devices. `checkpoint`: threads that write
-    checkpoints meanwhile. `context`: ranks that hold one sequence together.
+    `cpu`: what processes agree on without asking their devices. `context`: ranks that hold one
+    sequence together.
     """
     context_parallel: int = 1
     """Neighbouring ranks that hold one sequence together."""
@@ -98,11 +98,6 @@ class DistContext:
             raise error
         return result
 
-    def wait(self) -> None:
-        """Wait until every rank is here."""
-        if self.size > 1:
-            dist.barrier(group=self.groups.get("cpu"))
-
     def broadcast(self, value: Any) -> Any:
         """Return the first rank's value on every rank."""
         if self.size == 1:
@@ -131,7 +126,9 @@ def init_distributed(device: str | None = None) -> Iterator[DistContext]:
     dist.init_process_group("nccl" if here.type == "cuda" else "gloo")
     groups: dict[str, dist.ProcessGroup] = {}
     try:
-        groups |= {name: _gloo_group() for name in ("cpu", "checkpoint")}
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)
+        groups["cpu"] = group
         yield DistContext(rank=rank, size=size, device=here, groups=groups)
     finally:
         # A group's threads end with its last reference, whatever torch was told. Those that live
@@ -172,29 +169,11 @@ def with_context_parallel(ranks: DistContext, config: TrainConfig) -> DistContex
     return dataclasses.replace(ranks, context_parallel=number)
 
 
-def _gloo_group() -> dist.ProcessGroup:
-    group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def parallel_kind(config: RunConfig, ranks: DistContext) -> str:
-    """Resolve `auto`; a named kind is kept or refused."""
-    if ranks.size == 1:
-        # One rank of a sharded run is that run: nothing to copy or shard, the same numbers.
-        return "none"
-    if config.parallel == "none":
-        raise UsageError(
-            f"run.parallel is 'none' but there are {ranks.size} ranks; set ddp, fsdp2 or auto"
-        )
-    return "ddp" if config.parallel == "auto" else config.parallel
-
-
 def parallelize(
     loss: nn.Module, blocks: Iterable[nn.Module], config: RunConfig, ranks: DistContext
 ) -> nn.Module:
     """Move the loss of a model with these blocks to its device, compile it, copy or shard it."""
-    kind, blocks = parallel_kind(config, ranks), list(blocks)
+    blocks = list(blocks)
     loss.to(ranks.device)
     if config.compile:
         # Private by its path, but documented; it is read while the graphs are made.
@@ -207,15 +186,17 @@ def parallelize(
         # Block by block: one small graph compiled once, whatever the depth and the wrapping.
         for block in blocks:
             block.compile()
-    if kind == "fsdp2":
+    if ranks.size == 1:
+        # One rank of a sharded run is that run: nothing to copy or shard, the same numbers.
+        return loss
+    if config.parallel == "fsdp2":
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
         for block in blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(loss, mesh=mesh)
-    elif kind == "ddp":
-        ids = [ranks.device.index] if ranks.device.type == "cuda" else None
-        loss = DistributedDataParallel(loss, device_ids=ids)
-    return loss
+        return loss
+    ids = [ranks.device.index] if ranks.device.type == "cuda" else None
+    return DistributedDataParallel(loss, device_ids=ids)
 
 
 @contextmanager

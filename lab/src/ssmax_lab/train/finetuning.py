@@ -12,26 +12,22 @@ import torch
 from ssmax.errors import UsageError
 from ssmax_lab.data.haystack import haystack_text, hidden_examples
 from ssmax_lab.data.qa import (
+    HIDDEN,
+    INVENTED,
     Example,
-    Packed,
     QuestionStream,
     encode_questions,
+    hidden_digits,
     invented_questions,
+    question_sources,
     read_squad,
+    with_full_paths,
 )
 from ssmax_lab.data.shards import TRAIN, ShardSet
-from ssmax_lab.model import LM
 from ssmax_lab.records import config_hash
 from ssmax_lab.train.config import SwitchConfig, TrainConfig
 from ssmax_lab.train.dist import DistContext
 from ssmax_lab.train.loop import Outcome, train
-from ssmax_lab.train.question_sources import (
-    HIDDEN,
-    INVENTED,
-    hidden_digits,
-    question_sources,
-    with_full_paths,
-)
 from ssmax_lab.train.recipes import finetuning_of
 from ssmax_lab.train.run import (
     load_run_model,
@@ -66,21 +62,8 @@ class Rows:
 
     def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many rows from the first on, end to end, with the bounds of all examples."""
-        rows = self.stream.batch(first, count)
-        return [
-            Batch(
-                inputs_BT=torch.cat([row.tokens for row in rows]).unsqueeze(0),
-                targets_BT=torch.cat([row.targets for row in rows]).unsqueeze(0),
-                cu_seqlens=_joined_bounds(rows),
-            )
-        ]
-
-
-def _joined_bounds(rows: list[Packed]) -> torch.Tensor:
-    bounds = [torch.zeros(1, dtype=torch.int32)]
-    for row in rows:
-        bounds.append(row.cu_seqlens[1:] + bounds[-1][-1])
-    return torch.cat(bounds)
+        tokens, targets, cu_seqlens = map(torch.from_numpy, self.stream.batch(first, count))
+        return [Batch(inputs_BT=tokens[None], targets_BT=targets[None], cu_seqlens=cu_seqlens)]
 
 
 def finetune(
@@ -119,7 +102,12 @@ def finetune(
     model = model if rule in (None, model.config.rule) else model.with_rule(rule)
     named = {"data.questions": questions, "data.base": str(base.resolve())}
     if before is None:
-        config = _config(base_config, model, samples, validation, {**overrides, **named})
+        windows = min(VALIDATION_ROWS, validation.stream.rows_in_epoch(0))
+        config = finetuning_of(
+            dataclasses.replace(base_config, model=model.config, switch=SwitchConfig()),
+            rows=samples.stream.rows_in_epoch(0),
+            overrides={"data.validation_windows": windows, **overrides, **named},
+        )
     else:
         config = before.with_overrides(named)
     logger.info(
@@ -166,18 +154,6 @@ def _check_overrides(overrides: Mapping[str, Any]) -> None:
                 f"{key} is the pretrained run's and cannot change in fine-tuning; "
                 "--config replaces the rule"
             )
-
-
-def _config(
-    base: TrainConfig, model: LM, samples: Rows, validation: Rows, overrides: Mapping[str, Any]
-) -> TrainConfig:
-    pretrained = dataclasses.replace(base, model=model.config, switch=SwitchConfig())
-    windows = min(VALIDATION_ROWS, validation.stream.rows_in_epoch(0))
-    return finetuning_of(
-        pretrained,
-        steps_per_epoch=samples.stream.steps_per_epoch,
-        overrides={"data.validation_windows": windows, **overrides},
-    )
 
 
 def _examples(questions: str, base: Path, *, length: int, seed: int) -> tuple[list[Example], int]:

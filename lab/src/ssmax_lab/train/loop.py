@@ -20,22 +20,14 @@ from ssmax._progress import clock, log_progress
 from ssmax.errors import MachineError, NonfiniteError, UsageError
 from ssmax_lab.data.stream import prefetched
 from ssmax_lab.model import LM, LMConfig, save_lm
-from ssmax_lab.model.model import is_of_the_rule
-from ssmax_lab.model.saving import lm_of_shapes
+from ssmax_lab.model.model import is_of_the_rule, lm_of_shapes
 from ssmax_lab.records import METRICS, Provenance, read_metrics
 from ssmax_lab.train import checkpoint
-from ssmax_lab.train.checkpoint import CheckpointWriter, TrainState
+from ssmax_lab.train.checkpoint import TrainState, save_checkpoint
 from ssmax_lab.train.config import TrainConfig
+from ssmax_lab.train.cost import speed_words
 from ssmax_lab.train.dist import DistContext, clip_gradients, full_tensor, with_context_parallel
-from ssmax_lab.train.metrics import (
-    EVENTS,
-    MetricsMark,
-    MetricsWriter,
-    flops_per_token,
-    peak_flops,
-    short_number,
-)
-from ssmax_lab.train.run import MODEL, open_run
+from ssmax_lab.train.run import EVENTS, MODEL, MetricsMark, MetricsWriter, open_run
 from ssmax_lab.train.step import (
     Batch,
     Samples,
@@ -100,26 +92,6 @@ class Outcome:
     """Of the last step that was computed here; NaN if none was."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """What the phases of a run share."""
-
-    config: TrainConfig
-    folder: Path
-    first_weights: LM | None
-    samples: Samples
-    validation: Samples | None
-    ranks: DistContext
-    write_config: Callable[[], None]
-    """To be called when the first model is built."""
-    metrics: MetricsWriter | None
-    """Of the first rank."""
-    events: MetricsWriter | None
-    """What clocks and people decided; of the first rank too."""
-    writer: CheckpointWriter
-    interrupts: Interrupts
-
-
 def train(
     config: TrainConfig,
     folder: Path,
@@ -143,59 +115,24 @@ def train(
             f"run.batch_size must be a multiple of the {ranks.data_size} ranks that read other "
             f"sequences, got {config.run.batch_size}"
         )
-    metrics = events = None
-
-    def open_writers() -> None:
-        nonlocal metrics, events
-        curves = folder / "tensorboard" if config.run.tensorboard else None
-        metrics = MetricsWriter(folder / METRICS, mark=state.metrics, tensorboard=curves)
-        events = MetricsWriter(folder / EVENTS)
-
     with (
         open_run(
             folder, config, tokenizer_from=tokenizer_from, ranks=ranks, resume=resume
         ) as write_config,
         graceful_shutdown() as interrupts,
-        CheckpointWriter(
-            folder, ranks, keep=config.run.keep_checkpoints, keep_step=keep_step
-        ) as writer,
     ):
         found, state = _start(config, folder, samples, ranks, resume=resume)
-        ranks.on_rank0(open_writers)
-        setup = Setup(
-            config=config,
-            folder=folder,
-            first_weights=first_weights,
-            samples=samples,
-            validation=validation,
-            ranks=ranks,
-            write_config=write_config,
-            metrics=metrics,
-            events=events,
-            writer=writer,
-            interrupts=interrupts,
+        training = Training(
+            config, folder, samples, validation, ranks, interrupts, state, keep_step
         )
-        here = Provenance.here(
-            config=config.to_dict(), device=str(ranks.device), seed=config.run.seed
-        )
-        _event(setup, "start", step=state.step, ranks=ranks.size, commit=here.commit)
-        logger.info(
-            f"{folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
-            f"{ranks.device}" + (f", from step {state.step:,}" if state.step else "")
-        )
-        if validation is None and config.data.validation_windows:
-            logger.info("there is no text to validate with, or too little")
-        try:
-            return _all_phases(setup, state, found)
-        except OSError as error:
-            raise MachineError(
-                f"{folder} cannot be written: {error}; what was saved is intact, fix that and "
-                "resume with --resume"
-            ) from error
-        finally:
-            for file in (metrics, events):
-                if file is not None:
-                    file.close()
+        with closing(training):
+            try:
+                return training.run(found, first_weights, write_config)
+            except OSError as error:
+                raise MachineError(
+                    f"{folder} cannot be written: {error}; what was saved is intact, fix that and "
+                    "resume with --resume"
+                ) from error
 
 
 def _start(
@@ -245,88 +182,146 @@ def _check_nothing_is_lost(folder: Path, config: TrainConfig) -> None:
         )
 
 
-def _all_phases(setup: Setup, state: TrainState, found: Path | None) -> Outcome:
-    """Train a phase for each rule: a switch is a checkpoint of the old model, read by the new."""
-    config, outcome = setup.config, Outcome(step=state.step, stopped_by=None, loss=math.nan)
-    phases = [(config.model, config.switch_step)]
-    if config.switch.rule:
-        switched = dataclasses.replace(config.model, rule=config.switch.rule)
-        phases.append((switched, config.run.steps))
-    for model_config, last_step in phases:
-        if state.step < last_step or (state.step == last_step == config.run.steps):
-            phase = _Phase(setup, model_config, state, found)
-            setup.write_config()
-            outcome, state = phase.run(last_step), phase.state
-            # Its model is gone before the next is built.
-            del phase
-            found = checkpoint.checkpoint_folder(setup.folder, state.step)
-        if outcome.stopped_by is not None:
-            break
-    return outcome
+class Training:
+    """A run in progress: its model and optimizer, its files, and how far it is."""
 
-
-class _Phase:
-    """The steps that are done with one model."""
+    model: LM
+    optimizer: torch.optim.Optimizer
 
     def __init__(
-        self, setup: Setup, model_config: LMConfig, state: TrainState, found: Path | None
+        self,
+        config: TrainConfig,
+        folder: Path,
+        samples: Samples,
+        validation: Samples | None,
+        ranks: DistContext,
+        interrupts: Interrupts,
+        state: TrainState,
+        keep_step: int | None,
     ) -> None:
-        self.setup, self.config, self.rule = setup, setup.config, model_config.rule
+        self.config, self.folder, self.ranks, self.interrupts = config, folder, ranks, interrupts
+        self.samples, self.validation = samples, validation
+        self.state, self.keep_step = state, keep_step
+        self.loss: torch.nn.Module | None = None
+        self.metrics: MetricsWriter | None = None
+        self.events: MetricsWriter | None = None
+        """What clocks and people decided; both are the first rank's alone."""
+        self._saved_step = -1
+        self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
+        self._last_loss = math.nan
+        self._s_words = ""
+        ranks.on_rank0(self._open_files)
+
+    def _open_files(self) -> None:
+        self.metrics = MetricsWriter(self.folder / METRICS, mark=self.state.metrics)
+        self.events = MetricsWriter(self.folder / EVENTS)
+
+    def close(self) -> None:
+        """Close the files; what they hold outlives this process."""
+        for file in (self.metrics, self.events):
+            if file is not None:
+                file.close()
+
+    def run(
+        self, found: Path | None, first_weights: LM | None, write_config: Callable[[], None]
+    ) -> Outcome:
+        """Train a phase for each rule: a switch is a checkpoint of the old model, read by the new.
+
+        The configuration is written when the first model is built: nothing is refused after that.
+        """
+        config, stopped_by = self.config, None
+        here = Provenance.here(
+            config=config.to_dict(), device=str(self.ranks.device), seed=config.run.seed
+        )
+        self._event("start", step=self.state.step, ranks=self.ranks.size, commit=here.commit)
+        logger.info(
+            f"{self.folder}: {config.run.steps:,} steps of {config.tokens_per_step:,} tokens on "
+            f"{self.ranks.device}" + (f", from step {self.state.step:,}" if self.state.step else "")
+        )
+        if self.validation is None and config.data.validation_windows:
+            logger.info("there is no text to validate with, or too little")
+        phases = [(config.model, config.switch_step)]
+        if config.switch.rule:
+            switched = dataclasses.replace(config.model, rule=config.switch.rule)
+            phases.append((switched, config.run.steps))
+        for model_config, last_step in phases:
+            if self.state.step < last_step or self.state.step == last_step == config.run.steps:
+                self._build(model_config, found, first_weights)
+                write_config()
+                stopped_by = self._steps(last_step)
+                found = checkpoint.checkpoint_folder(self.folder, self.state.step)
+            if stopped_by is not None:
+                break
+        else:
+            self._save_model()
+        return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
+
+    def _build(self, config: LMConfig, found: Path | None, first_weights: LM | None) -> None:
+        """Make the model of a phase and its optimizer; load them where there is a checkpoint."""
+        if self.loss is not None:
+            # The old model is gone before the new one is built.
+            self.loss = None
+            del self.model, self.optimizer
         if self.config.run.compile:
             # Models of all phases and runs share code, of which only so many versions are kept.
             torch.compiler.reset()
         torch.manual_seed(self.config.run.seed)
-        self.model = LM(model_config)
-        if setup.first_weights is not None and found is None:
-            self.model.load_state_dict(setup.first_weights.state_dict())
-        self.loss = parallel_loss(self.model, self.config.run, setup.ranks)
-        self.optimizer = make_optimizer(self.model, self.config.optim, setup.ranks.device)
+        self.model = LM(config)
+        if first_weights is not None and found is None:
+            self.model.load_state_dict(first_weights.state_dict())
+        self.loss = parallel_loss(self.model, self.config.run, self.ranks)
+        self.optimizer = make_optimizer(self.model, self.config.optim, self.ranks.device)
         if found is not None:
-            self._load(found, state)
-            setup.writer.last_step = state.step
-        self.state = dataclasses.replace(state, rule=self.rule)
-        self._waiting: list[tuple[int, float, Tensor, Tensor]] = []
-        self._last_loss = math.nan
+            tensors = checkpoint.training_tensors(self.model, self.optimizer)
+            if self.state.rule != config.rule:
+                # The new rule's own parameters start as they are, all others continue.
+                tensors = {
+                    name: tensor
+                    for name, tensor in tensors.items()
+                    # Behind "model." or "optimizer.".
+                    if not is_of_the_rule(name.partition(".")[2])
+                }
+                logger.info(f"step {self.state.step}: {self.state.rule} -> {config.rule}")
+            checkpoint.load_tensors(found, tensors, self.ranks)
+            self._saved_step = self.state.step
+        self.state = dataclasses.replace(self.state, rule=config.rule)
         self._shown = (time.monotonic(), self.state.step)
-        self._s_words = ""
 
-    def run(self, last_step: int) -> Outcome:
-        """Train to a step, or until somebody asks to stop."""
-        config, setup = self.config.run, self.setup
-        per_rank = config.batch_size // setup.ranks.data_size
-        tokens = setup.ranks.tokens(self.config.model.train_length)
+    def _steps(self, last_step: int) -> str | None:
+        """Train to a step, or until somebody asks to stop; return the signal."""
+        config, ranks = self.config.run, self.ranks
+        per_rank = config.batch_size // ranks.data_size
+        tokens = ranks.tokens(self.config.model.train_length)
 
         def batches(step: int) -> list[Batch]:
-            first = step * config.batch_size + setup.ranks.data_rank * per_rank
+            first = step * config.batch_size + ranks.data_rank * per_rank
             parts = micro_batches(
-                setup.samples, first=first, count=per_rank, size=config.micro_batch
+                self.samples, first=first, count=per_rank, size=config.micro_batch
             )
             parts = [part.share(tokens) for part in parts]
-            return [part.pinned() if setup.ranks.device.type == "cuda" else part for part in parts]
+            return [part.pinned() if ranks.device.type == "cuda" else part for part in parts]
 
         stopped_by = None
-        if self.state.step < last_step and setup.ranks.is_first:
+        if self.state.step < last_step and ranks.is_first:
             # What an earlier, shorter run was finished with is not this run's model.
-            shutil.rmtree(setup.folder / MODEL, ignore_errors=True)
+            shutil.rmtree(self.folder / MODEL, ignore_errors=True)
         with closing(prefetched(batches, self.state.step)) as made:
             while self.state.step < last_step and stopped_by is None:
                 self._step(next(made))
                 stopped_by = self._after_step(last_step)
         self._flush()
-        self._checkpoint(wait=True)
-        if stopped_by is None and self.state.step == self.config.run.steps:
-            self._save()
-        return Outcome(step=self.state.step, stopped_by=stopped_by, loss=self._last_loss)
+        self._checkpoint()
+        return stopped_by
 
     def _step(self, batches: list[Batch]) -> None:
         """Take one step of the optimizer."""
-        config, ranks = self.config, self.setup.ranks
-        step = self.state.step
+        config, step = self.config, self.state.step
+        assert self.loss is not None
         # By its number, so that a resumed run drops what the other would have dropped.
-        torch.manual_seed(hash((config.run.seed, step, ranks.rank)))
+        torch.manual_seed(hash((config.run.seed, step, self.ranks.rank)))
         rate = learning_rate(step, config.schedule, peak=config.optim.lr, steps=config.run.steps)
         set_learning_rate(self.optimizer, rate)
-        loss = accumulate_gradients(self.loss, batches, ranks, config.run.precision)
+        loss = accumulate_gradients(self.loss, batches, self.ranks, config.run.precision)
         norm = clip_gradients(self.model, config.optim.max_grad_norm)
         is_skipped = config.run.on_nonfinite == "skip" and not math.isfinite((loss + norm).item())
         if not is_skipped:
@@ -342,23 +337,19 @@ class _Phase:
         config, step = self.config.run, self.state.step
         is_last = step == last_step
         # Only a device that computes by itself would have to be waited for.
-        if step % config.metrics_every == 0 or is_last or self.setup.ranks.device.type == "cpu":
+        if step % config.metrics_every == 0 or is_last or self.ranks.device.type == "cpu":
             self._flush()
         if step % config.scale_every == 0 or is_last:
             self._record_scale()
-        if self.setup.validation is not None and (step % config.validate_every == 0 or is_last):
-            self._validate()
-        is_due = step % config.checkpoint_every == 0 or step == self.setup.writer.keep_step
-        if is_due and not is_last:
+        if self.validation is not None and (step % config.validate_every == 0 or is_last):
+            self._validate(self.validation)
+        if (step % config.checkpoint_every == 0 or step == self.keep_step) and not is_last:
             self._flush()
-            self._checkpoint(wait=False)
-        # Signals and full disks need not reach all ranks; they stop together.
-        writer, interrupts = self.setup.writer, self.setup.interrupts
-        worst = self.setup.ranks.largest(2 if writer.has_failed else int(interrupts.asked))
-        if worst == 2:
-            writer.finish()
-            raise MachineError("another rank could not write its checkpoint")
-        return (interrupts.name or "a signal to another rank") if worst == 1 else None
+            self._checkpoint()
+        # Signals need not reach all ranks; they stop together.
+        if self.ranks.largest(int(self.interrupts.asked)):
+            return self.interrupts.name or "a signal to another rank"
+        return None
 
     def _flush(self) -> None:
         """Write the waiting steps to metrics.jsonl; a value that is not finite ends the run."""
@@ -370,56 +361,42 @@ class _Phase:
             self._line(
                 "step" if is_finite else "nonfinite", step=step, loss=loss, lr=rate, grad_norm=norm
             )
-            if not is_finite:
-                logger.warning(f"step {step}: loss {loss}, norm of the gradients {norm}")
-                if self.config.run.on_nonfinite == "stop":
-                    self._stop_at_nonfinite(step)
-            else:
+            if is_finite:
                 self._last_loss = loss
+                continue
+            logger.warning(f"step {step}: loss {loss}, norm of the gradients {norm}")
+            if self.config.run.on_nonfinite == "stop":
+                kept, _ = checkpoint.newest_checkpoint(self.folder)
+                raise NonfiniteError(
+                    f"the loss or its gradient was not finite at step {step}; "
+                    f"the last good checkpoint is {kept or 'not yet written'}; resume with "
+                    "--set run.on_nonfinite=skip, or start again with a lower learning rate"
+                )
         rate = self._waiting[-1][1]
         self._waiting.clear()
-        if self.setup.metrics is not None:
-            self.setup.metrics.flush()
+        if self.metrics is not None:
+            self.metrics.flush()
         self._show(rate)
-
-    def _stop_at_nonfinite(self, step: int) -> None:
-        self._waiting.clear()
-        self.setup.writer.finish()
-        kept, _ = checkpoint.newest_checkpoint(self.setup.folder)
-        raise NonfiniteError(
-            f"the loss or its gradient was not finite at step {step}; "
-            + (f"the last good checkpoint is {kept}; " if kept else "there is no checkpoint yet; ")
-            + "resume with --on-nonfinite skip (in a study --set run.on_nonfinite=skip), or start "
-            "again with a lower learning rate"
-        )
 
     def _show(self, rate: float) -> None:
         """Log progress, with the speed since it was logged last."""
-        before, from_step = self._shown
-        seconds = time.monotonic() - before
-        done = self.state.step - from_step
-        if done < self.config.run.metrics_every and self.state.step < self.config.run.steps:
+        (before, from_step), now = self._shown, time.monotonic()
+        step, steps = self.state.step, self.config.run.steps
+        done, seconds = step - from_step, max(now - before, 1e-9)
+        if done < self.config.run.metrics_every and step < steps:
             return
-        self._shown = (before + seconds, self.state.step)
-        speed = done * self.config.tokens_per_step / max(seconds, 1e-9)
-        _event(self.setup, "speed", step=self.state.step, tokens_per_second=round(speed, 1))
-        seconds_left = (self.config.run.steps - self.state.step) * seconds / max(done, 1)
+        self._shown = (now, step)
+        speed = done * self.config.tokens_per_step / seconds
+        self._event("speed", step=step, tokens_per_second=round(speed, 1))
+        fast = speed_words(self.config.model, speed, self.ranks.device, self.ranks.size)
+        left = clock((steps - step) * seconds / max(done, 1))
         log_progress(
             logger,
             "step",
-            self.state.step,
-            self.config.run.steps,
-            f"loss {self._last_loss:.4f}  lr {rate:.2e}  {self._speed_words(speed)}  "
-            f"{clock(seconds_left)} left{self._s_words}",
+            step,
+            steps,
+            f"loss {self._last_loss:.4f}  lr {rate:.2e}  {fast}  {left} left{self._s_words}",
         )
-
-    def _speed_words(self, tokens_per_second: float) -> str:
-        words, ranks = f"{short_number(tokens_per_second)} tokens/s", self.setup.ranks
-        peak = peak_flops(ranks.device)
-        if peak is None:
-            return words
-        used = flops_per_token(self.config.model) * tokens_per_second
-        return f"{words}  {used / (peak * ranks.size):.0%} of peak"
 
     def _record_scale(self) -> None:
         """Record every head's s and b, or the probe's table."""
@@ -437,56 +414,43 @@ class _Phase:
         if s:
             self._s_words = f"  s {sum(s) / len(s):.3f} ({min(s):.3f} to {max(s):.3f})"
 
-    def _validate(self) -> None:
+    def _validate(self, validation: Samples) -> None:
         self._flush()
-        assert self.setup.validation is not None
-        loss = validation_loss(self.loss, self.setup.validation, self.config, self.setup.ranks)
+        assert self.loss is not None
+        loss = validation_loss(self.loss, validation, self.config, self.ranks)
         self._line("validation", step=self.state.step, loss=loss)
         logger.info(f"step {self.state.step:,}  validation loss {loss:.4f}")
 
-    def _checkpoint(self, *, wait: bool) -> None:
+    def _checkpoint(self) -> None:
         """Write the run as it is now, unless it is there already."""
-        setup = self.setup
-        if setup.writer.last_step != self.state.step:
-            mark = setup.ranks.on_rank0(
-                lambda: setup.metrics.sync() if setup.metrics else MetricsMark()
-            )
-            state = dataclasses.replace(self.state, metrics=mark)
-            setup.writer.save(checkpoint.training_tensors(self.model, self.optimizer), state)
-            _event(setup, "checkpoint", step=self.state.step)
-        if wait:
-            setup.writer.finish()
-            # The first rank is done last; whoever reads the checkpoint waits for it.
-            setup.ranks.wait()
+        if self._saved_step == self.state.step:
+            return
+        mark = self.ranks.on_rank0(lambda: self.metrics.sync() if self.metrics else MetricsMark())
+        save_checkpoint(
+            self.folder,
+            checkpoint.training_tensors(self.model, self.optimizer),
+            dataclasses.replace(self.state, metrics=mark),
+            self.ranks,
+            keep=self.config.run.keep_checkpoints,
+            keep_step=self.keep_step,
+        )
+        self._saved_step = self.state.step
+        self._event("checkpoint", step=self.state.step)
 
-    def _save(self) -> None:
+    def _save_model(self) -> None:
         """Gather the weights and write the finished model; every rank has to call."""
         weights = {name: full_tensor(one).cpu() for name, one in self.model.state_dict().items()}
-        if self.setup.ranks.is_first:
+        if self.ranks.is_first:
             plain = lm_of_shapes(self.model.config)
             plain.load_state_dict(weights, assign=True)
-            with whole_folder(self.setup.folder / MODEL, replace=True) as writing:
+            with whole_folder(self.folder / MODEL, replace=True) as writing:
                 save_lm(plain, writing)
 
-    def _load(self, found: Path, state: TrainState) -> None:
-        tensors = checkpoint.training_tensors(self.model, self.optimizer)
-        if state.rule != self.rule:
-            # A switch: the new rule's own parameters start as they are, all others continue.
-            tensors = {
-                name: tensor
-                for name, tensor in tensors.items()
-                # Behind "model." or "optimizer.".
-                if not is_of_the_rule(name.partition(".")[2])
-            }
-            logger.info(f"step {state.step}: {state.rule} -> {self.rule}")
-        checkpoint.load_tensors(found, tensors, self.setup.ranks)
-
     def _line(self, kind: str, **values: object) -> None:
-        if self.setup.metrics is not None:
-            self.setup.metrics.append(kind, **values)
+        if self.metrics is not None:
+            self.metrics.append(kind, **values)
 
-
-def _event(setup: Setup, kind: str, **values: object) -> None:
-    if setup.events is not None:
-        setup.events.append(kind, time=round(time.time(), 3), **values)
-        setup.events.flush()
+    def _event(self, kind: str, **values: object) -> None:
+        if self.events is not None:
+            self.events.append(kind, time=round(time.time(), 3), **values)
+            self.events.flush()

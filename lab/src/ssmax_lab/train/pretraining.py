@@ -28,7 +28,7 @@ class Windows:
 
     def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many samples from the first on."""
-        inputs_BT, targets_BT = self.stream.batch(first, count)
+        inputs_BT, targets_BT = map(torch.from_numpy, self.stream.batch(first, count))
         return [Batch(inputs_BT=inputs_BT, targets_BT=targets_BT)]
 
 
@@ -54,7 +54,7 @@ class WithNeedles:
     def batches(self, first: int, count: int) -> list[Batch]:
         """Give so many windows from the first on, and their documents."""
         found = self._needles.batch(first * self._per_row, count * self._per_row)
-        inputs_BT, targets_BT, places_BT = (torch.from_numpy(part.copy()) for part in found)
+        inputs_BT, targets_BT, places_BT = map(torch.from_numpy, found)
         needles = Batch(
             inputs_BT=inputs_BT,
             targets_BT=targets_BT,

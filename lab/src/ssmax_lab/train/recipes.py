@@ -4,7 +4,8 @@ A configuration of the paper, (a) to (f), is a rule laid over any of them.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from ssmax.errors import UsageError
@@ -198,12 +199,10 @@ def check_gpu(recipe: str, device: str | None) -> None:
         )
 
 
-def finetuning_of(
-    base: TrainConfig, *, steps_per_epoch: Callable[[int], int], overrides: Mapping[str, Any]
-) -> TrainConfig:
+def finetuning_of(base: TrainConfig, *, rows: int, overrides: Mapping[str, Any]) -> TrainConfig:
     """Lay table 3 over a pretrained run, or what suits a quick one, and the `overrides` over it.
 
-    Its epochs are counted in steps of the batch size that results, which `steps_per_epoch` is told.
+    Its epochs, of so many rows, are counted in steps of the batch size that results.
     """
     is_quick = base.run.recipe == "quick"
     config = TrainConfig(
@@ -213,7 +212,7 @@ def finetuning_of(
         schedule=ScheduleConfig(kind="cosine"),
         run=dataclasses.replace(base.run, batch_size=32 if is_quick else 128, context_parallel=1),
     )
-    epoch = steps_per_epoch(config.with_overrides(overrides).run.batch_size)
+    epoch = math.ceil(rows / config.with_overrides(overrides).run.batch_size)
     return config.with_overrides(
         {
             "schedule.warmup_steps": min(50, epoch) if is_quick else epoch,

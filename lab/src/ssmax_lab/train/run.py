@@ -1,7 +1,16 @@
-"""Read, open and load what a run's folder holds; torch is imported where a model is loaded."""
+"""What a run's folder holds: settings, metrics, tokenizer, model; how it is opened and read.
 
+metrics.jsonl has nothing that a clock decides. A run that was stopped and resumed leaves the same
+bytes as one that never was: what was written after the checkpoint is cut off before the run
+resumes, and what was written before it is compared with the checksum in the checkpoint. Times and
+speeds are in events.jsonl. Torch is imported where a model is loaded.
+"""
+
+import contextlib
 import dataclasses
+import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,8 +31,67 @@ if TYPE_CHECKING:
     from ssmax_lab.model import LM
     from ssmax_lab.train.dist import DistContext
 
-MODEL = "model"
-"""The folder inside a run that its model is in."""
+MODEL, EVENTS = "model", "events.jsonl"
+"""In a run: the folder of its model, and what clocks and people decided."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MetricsMark:
+    """The length and checksum of metrics.jsonl at a checkpoint."""
+
+    bytes: int = 0
+    sha256: str = hashlib.sha256().hexdigest()
+
+
+class MetricsWriter:
+    """Lines appended to a file, durable when `sync` returns."""
+
+    def __init__(self, path: Path, *, mark: MetricsMark | None = None) -> None:
+        """Check what is there against `mark` and cut it there; None keeps every finished line."""
+        path.touch()
+        if mark is None:
+            content = path.read_bytes()
+            content = content[: content.rfind(b"\n") + 1]
+        else:
+            content = read_marked(path, mark)
+        self._digest = hashlib.sha256(content)
+        self._file = path.open("r+b")
+        self._file.truncate(len(content))
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, kind: str, **values: Any) -> None:
+        """Write a line; floats keep every digit."""
+        written = json.dumps({"kind": kind, **values}).encode() + b"\n"
+        self._digest.update(written)
+        self._file.write(written)
+
+    def flush(self) -> None:
+        """Hand the lines to the system; they outlive this process, not the machine."""
+        self._file.flush()
+
+    def sync(self) -> MetricsMark:
+        """Put everything on disk; return the length and checksum of all lines."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return MetricsMark(bytes=self._file.tell(), sha256=self._digest.hexdigest())
+
+    def close(self) -> None:
+        """Write what is left and close; an earlier call raised what cannot be written."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_marked(path: Path, mark: MetricsMark) -> bytes:
+    """Read metrics up to a checkpoint; a file that is shorter, or was changed, is refused."""
+    content = path.read_bytes()
+    kept = content[: mark.bytes]
+    if len(kept) < mark.bytes:
+        fault = f"holds {len(content)} bytes, the checkpoint was written after {mark.bytes}"
+    elif hashlib.sha256(kept).hexdigest() != mark.sha256:
+        fault = "was changed after the checkpoint was written: its checksum differs"
+    else:
+        return kept
+    raise UsageError(f"{path} {fault}; bring the file back, or start a new run")
 
 
 def read_run_config(folder: Path, *, otherwise: str = "") -> TrainConfig:
@@ -72,16 +140,6 @@ def resumed_config(folder: Path, overrides: Mapping[str, Any]) -> TrainConfig:
             "run.steps cannot change in a run whose schedule or switch is a share of them"
         )
     return changed
-
-
-def named_folder(runs: Path, name: str) -> Path:
-    """Return the folder of the run called `name`; a name that is not one folder name is refused."""
-    if not name or name in (".", "..") or any(letter in name for letter in "/\\\0"):
-        raise UsageError(
-            f"the name of a run must be that of one folder, without separators, got {name!r}; "
-            "the folder that holds the runs is chosen by --runs"
-        )
-    return runs / name
 
 
 def with_name(folder: Path) -> Path:
@@ -133,16 +191,12 @@ def open_run(
         def claim() -> None:
             make_folder(folder)
             held.enter_context(locked(folder))
-            if (folder / RUN_CONFIG).exists() and not resume:
-                raise UsageError(
-                    f"{folder} holds a run already; continue it with --resume, or give another name"
-                )
             metrics = folder / METRICS
             has_steps = metrics.is_file() and metrics.stat().st_size > 0
-            if not resume and (has_steps or checkpoint.has_any(folder)):
+            has_run = (folder / RUN_CONFIG).exists() or has_steps or checkpoint.has_any(folder)
+            if has_run and not resume:
                 raise UsageError(
-                    f"{folder} holds a run without its {RUN_CONFIG}; bring that back, or give "
-                    "another name"
+                    f"{folder} holds a run already; continue it with --resume, or give another name"
                 )
 
         def write() -> None:

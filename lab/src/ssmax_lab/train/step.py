@@ -5,7 +5,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -48,12 +48,9 @@ class Batch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(
-            inputs_BT=function(self.inputs_BT),
-            targets_BT=function(self.targets_BT),
-            cu_seqlens=None if self.cu_seqlens is None else function(self.cu_seqlens),
-            places_BT=None if self.places_BT is None else function(self.places_BT),
-            weight=self.weight,
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return replace(
+            self, **{name: function(v) for name, v in values.items() if isinstance(v, Tensor)}
         )
 
 

@@ -3,7 +3,8 @@
 One program owns one token. It reads the row twice, once for the normaliser and once, mostly from
 the second-level cache, to write the gradient over it. No other copy of the logits exists, and
 nothing is added atomically: two runs give the same bits. Arithmetic is float32 (float64 for float64
-logits), offsets are 64-bit.
+logits), offsets are 64-bit. Of a step of the paper's model on one H200 it takes 4.7 ms, where
+PyTorch's own passes over float32 logits took 70 (LOG.md).
 """
 
 # p_ pointer, b_ block, o_ offset, m_ mask, i_ program id; n tokens, V vocabulary

@@ -327,7 +327,7 @@ def test_everything_that_was_measured_has_a_figure():
     found = findings(seeds=2)
     found.scales = {"b": {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
     figures = study_figures(found)
-    assert set(figures) == {*"12345678", "1_in_heads", "_heads", "_retrieval", "_s"}
+    assert set(figures) == {*"12345678", "1_in_heads", "_retrieval", "_s"}
     (maps,) = [panel for panel in figures["6"].panels if panel.chart.title.startswith("(b)")]
     assert {row["trials"] for row in maps.rows} == {80}
     assert [row["text"] for row in figures["_s"].panels[0].rows] == ["0.10", "0.20"]
@@ -340,8 +340,8 @@ def test_the_learned_s_is_shown_against_where_it_began(name):
     found.scales = {name: {FIRST: {"blocks.0.ssmax.s": [0.1, 0.2]}}}
     rule = configured(STUDY.pretraining, name).model.rule
     began = SSMaxScale(2, rule, train_length=LENGTH).s[0].item()
-    row = study_figures(found)["_s"].panels[0].rows[0]
-    assert row["parameter"].endswith(f"start {began:.3g}")
+    panel = study_figures(found)["_s"].panels[0]
+    assert panel.chart.title.endswith(f"start {began:.3g}")
 
 
 def test_a_table_that_never_moved_is_shown_too():
@@ -383,7 +383,7 @@ def test_a_claim_is_not_supported_by_what_was_not_measured():
     assert any("(d) was not measured: secondary" in line for line in table(found.comparisons))
     told = {claim["id"]: claim for claim in claims(found)}
     assert told["C4"]["verdict"] == told["C5"]["verdict"] == "supported"
-    assert told["C4"]["table"].rows[2][1:3] == ["\u2013", "\u2013"]
+    assert told["C4"]["table"].rows[2][1:3] == ["-", "(d) was not measured"]
     found.same_theta_losses = {}
     assert verdicts(found)[UNCHANGED] == "not measured"
     assert claimed(found)["C5"] == "inconclusive"

@@ -9,7 +9,7 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from ssmax._device import check_device
+from ssmax._device import check_device, select_device
 from ssmax._files import LOCK, check_folder, locked, make_folder, write_whole
 from ssmax._progress import clock
 from ssmax.errors import UsageError
@@ -111,6 +111,8 @@ def reproduce(
     if dry_run:
         return Reproduced(is_whole=not left, failed={})
     if left:
+        if device is not None:
+            select_device(device)
         check_gpu(study.pretraining.run.recipe, device)
     make_folder(folder)
 

@@ -69,7 +69,7 @@ $(ENGINES)/vllm-plugin/.ready: $(ENGINES)/vllm/.ready library/pyproject.toml
 engines: $(foreach name,vllm vllm-plugin transformers llama-cpp mlx onnxruntime,$(ENGINES)/$(name)/.ready)  ## each engine in an environment of its own; minutes
 
 test-engines: $(READY) engines smollm2  ## every export in every engine, an hour; the record of the site's table anew
-	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -m engines
+	SSMAX_ENGINES="$(CURDIR)/$(ENGINES)" "$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m engines
 
 audit: $(READY) engines  ## docs/audit.md anew: which engines apply a declared scale; what build/audit has stays
 	"$(BIN)/python" tools/audit_page.py $(foreach name,transformers vllm,$(name)=$(CURDIR)/$(ENGINES)/$(name)/bin/python) \

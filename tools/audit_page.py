@@ -142,25 +142,23 @@ def changed(folder: Path, **values: Any) -> Path:
 
 
 def qwen(home: Path) -> Path:
-    """A first Qwen out of a small Qwen 2 with as many key heads as queries'."""
-    config = transformers.Qwen2Config(num_key_value_heads=32, rope_parameters={
-        "rope_type": "default", "rope_theta": 1e4})  # fmt: skip
-    (home / "config").mkdir(parents=True)
-    config.save_pretrained(home / "config")
-    folder = write_small(home / "config", home / "small")
-    weights = load_file(folder / "model.safetensors")
+    """A first Qwen out of a small Qwen 2."""
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    config = transformers.Qwen2Config(num_key_value_heads=32, rope_parameters=rope)
+    folder = of_type(config)(home)
+    write_first_qwen(transformers.Qwen2ForCausalLM.from_pretrained(folder), folder)
+    return folder
+
+
+def write_first_qwen(model: Any, folder: Path, **changes: Any) -> None:
+    """Write a Qwen 2 whose queries each have a key head of their own as a first Qwen."""
+    weights = model.state_dict()
     renamed: dict[str, torch.Tensor] = {}
     for name, tensor in weights.items():
-        if "k_proj" in name or "v_proj" in name:
+        if ".k_proj." in name or ".v_proj." in name:
             continue
-        if "q_proj" in name:
-            parts = []
-            for part in "qkv":
-                one = weights[name.replace("q_proj", f"{part}_proj")]
-                # Grouped heads have no place there: each key head for its queries.
-                heads = one.unflatten(0, (-1, 32))
-                parts.append(heads.repeat_interleave(4 // heads.shape[0], 0).flatten(0, 1))
-            tensor = torch.cat(parts)
+        if ".q_proj." in name:
+            tensor = torch.cat([weights[name.replace("q_proj", f"{part}_proj")] for part in "qkv"])
         for ours, theirs in {
             "model.embed_tokens": "transformer.wte", "model.norm": "transformer.ln_f",
             "model.layers": "transformer.h", "input_layernorm": "ln_1",
@@ -171,15 +169,17 @@ def qwen(home: Path) -> Path:
             name = name.replace(ours, theirs)
         renamed[name] = tensor.contiguous()
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config
+    heads = config.num_attention_heads
     values = {
-        "model_type": "qwen", "architectures": ["QWenLMHeadModel"], "vocab_size": 256,
-        "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "kv_channels": 32, "max_position_embeddings": 8192,
-        "layer_norm_epsilon": 1e-6, "rotary_emb_base": 10000, "no_bias": True,
-        "seq_length": 2048, "use_logn_attn": True, "use_dynamic_ntk": False,
+        "model_type": "qwen", "architectures": ["QWenLMHeadModel"],
+        "vocab_size": config.vocab_size, "hidden_size": config.hidden_size,
+        "intermediate_size": 2 * config.intermediate_size, "num_attention_heads": heads,
+        "num_hidden_layers": config.num_hidden_layers, "kv_channels": config.hidden_size // heads,
+        "max_position_embeddings": 8192, "layer_norm_epsilon": 1e-6, "rotary_emb_base": 10000,
+        "no_bias": True, "seq_length": 2048, "use_logn_attn": True, "use_dynamic_ntk": False,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(values))
-    return folder
+    (folder / "config.json").write_text(json.dumps(values | changes))
 
 
 def converted(home: Path, rule: str = "ssmax") -> Path:

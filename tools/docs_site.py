@@ -45,6 +45,7 @@ PACKAGES = {
 OVER_ALL = {
     "claims": "Claims, study by study",
     "retrieval": "Needle retrieval where it can fail",
+    "scales": "Initial logit scale, and faster s, at 49 M: loss less (a)'s",
     "computed": "Claims that are computed",
     "RoPE limit": "RoPE limit and where the loss breaks, in tokens",
     "RoPE base scaling": "What a larger RoPE base costs within the training length, in nats",

@@ -164,6 +164,23 @@ def test_retrieval_where_it_can_fail_is_what_its_raw_records_say(name):
     assert f"{primary.interval(3)} inconclusive" in row
 
 
+def test_a_larger_initial_logit_scale_does_what_the_page_says():
+    """Computed anew with numpy and scipy alone."""
+    one = read_findings(RECORDS / "2026-11-20_small-scales")
+
+    def less_softmax(home, value):
+        values = [value(home["gain_5"][run]) - value(home["a"][run]) for run in home["a"]]
+        assert len(values) == 3
+        found = scipy.stats.ttest_1samp(values, 0.0)
+        return np.mean(values), *found.confidence_interval(0.95)
+
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    more, low, high = less_softmax(one.curves, lambda curve: np.mean(curve[1][-130:]))
+    assert f"W_q x 5.25 adds {more:.3f} [{low:.3f}, {high:.3f}]" in page
+    less, low, high = less_softmax(one.same_theta_losses, lambda x: np.mean(x.mean[512:2048]))
+    assert f"with W_q x 5.25 gives {-less:.3f} [{-high:.3f}, {-low:.3f}]" in page
+
+
 def test_a_claim_has_one_verdict_in_readme_docs_page_and_terminal(quick):
     """What the README's table says of a study is what its page and the terminal say."""
     rows = [row.strip("| ").split(" | ") for row in headlines({QUICK: quick}).splitlines()[2:]]

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -93,10 +94,9 @@ RUNS = ("trained run", "drawn run")
 attention for on a CPU."""
 REAL = "SmolLM2-135M-Instruct"
 """Trained by others with softmax."""
-
-
-def lengths(name):
-    return (512, *LENGTHS[1:]) if name == REAL else LENGTHS
+REAL_LENGTHS = (512, *LENGTHS[1:])
+CONTROL = f"{REAL}, softmax"
+"""The same weights as plain softmax and as sharp: what an engine errs by there is its own."""
 
 
 def smollm2():
@@ -111,10 +111,24 @@ def smollm2():
     return model, tokenizer
 
 
+@torch.no_grad()
+def as_softmax(model):
+    """Hold every head's factor at its mean over the prompts, which folds into W_q exactly."""
+    mean = sum(math.lgamma(n + 1) for n in REAL_LENGTHS) / sum(REAL_LENGTHS)
+    factors = [layer.self_attn.ssmax.s * mean for layer in model.model.layers]
+    ssmax.hf.convert(ssmax.hf.revert(model), rule="temperature")
+    for layer, factor_H in zip(model.model.layers, factors, strict=True):
+        layer.self_attn.ssmax.s.copy_(factor_H)
+
+
+def place(name, home: Path, *about):
+    return home / "-".join([name.replace(" ", "_"), *about])
+
+
 @functools.cache
 def saved(name, home: Path, dtype):
     """The folder of a converted model with its tokenizer, as `ssmax export` takes it."""
-    folder = home / f"{list(MODELS).index(name)}-{dtype}"
+    folder = place(name, home, dtype)
     if name in RUNS and dtype == "float32":
         run = run_folder("tiny-b")
         if MODELS[name] is not None:
@@ -128,13 +142,16 @@ def saved(name, home: Path, dtype):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
-    if name in (*RUNS, REAL):
-        model, files = model_of(name, home), saved(name, home, "float32")
+    if name in (*RUNS, REAL, CONTROL):
+        like = REAL if name == CONTROL else name
+        model, files = copy.deepcopy(model_of(like, home)), saved(like, home, "float32")
+        if name == CONTROL:
+            as_softmax(model)
         tokenizer, about = ((files / each).read_text() for each in TOKENIZER_FILES)
     else:
         model, tokenizer = MODELS[name](), TOKENIZER.to_str()
         about = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
-    copy.deepcopy(model).to(getattr(torch, dtype)).save_pretrained(folder)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
     for file, content in zip(TOKENIZER_FILES, (tokenizer, about), strict=True):
         (folder / file).write_text(content)
     return folder
@@ -148,7 +165,7 @@ def model_of(name, home: Path):
 @functools.cache
 def written(name, form, home: Path, dtype, weights):
     """The folder that a model was exported to."""
-    folder = home / f"{list(MODELS).index(name)}-{form}-{dtype}-{weights}"
+    folder = place(name, home, form, dtype, weights)
     # Checked on as many tokens as are to be read and written: engines hold a folder to that.
     longest, *_ = prompts(name, home)
     checked = (2 * longest)[: len(longest) + NEW]
@@ -160,6 +177,8 @@ def written(name, form, home: Path, dtype, weights):
 def prompts(name, home: Path):
     """Three texts as tokens: of the standard library where a tokenizer was trained for that."""
     generator = torch.Generator().manual_seed(1)
+    if name == CONTROL:
+        return prompts(REAL, home)
     if name not in (*RUNS, REAL):
         return [
             torch.randint(SHARED["vocab_size"], (n,), generator=generator).tolist() for n in LENGTHS
@@ -167,5 +186,5 @@ def prompts(name, home: Path):
     text = Path(functools.__file__).read_text()
     tokenizer = Tokenizer.from_file(str(saved(name, home, "float32") / TOKENIZER_FILES[0]))
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
-    starts = (0, 5000, 6000)
-    return [tokens[start : start + n] for start, n in zip(starts, lengths(name), strict=True)]
+    starts, sizes = (0, 5000, 6000), REAL_LENGTHS if name == REAL else LENGTHS
+    return [tokens[start : start + n] for start, n in zip(starts, sizes, strict=True)]

@@ -6,7 +6,7 @@ its `seeds` names.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,8 @@ class Configuration:
     s: Literal["initial", "base", "constant"] = "initial"
     """Its s where the rule replaces another: the rule's first value, the base's (1 where that has
     none), or the study's `test_constant`."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of its training, where they are not everybody's."""
     is_papers: bool = False
     loses_less_than: tuple[str, ...] = ()
     loses_more_than: tuple[str, ...] = ()
@@ -76,6 +78,25 @@ def _held(base: str, colour: str) -> Configuration:
     )  # fmt: skip
 
 
+def _sharper(gain: float, colour: str) -> Configuration:
+    """Softmax from a larger initial logit scale: is that what a rule gains in training?"""
+    return Configuration(
+        rule="softmax", label=f"(a), W_q x {gain:g} at first", colour=colour, dash="-.",
+        in_words=f"(a) with W_q x {gain:g} at first", settings={"model.query_gain": gain},
+        loses_less_than=("a",), loses_more_than=("b",), seeds={},
+    )  # fmt: skip
+
+
+def _faster(base: str, rule: str, colour: str) -> Configuration:
+    """A rule whose s and b learn ten times as fast as the weights."""
+    words = "the control" if base == CONTROL else f"({base})"
+    return Configuration(
+        rule=rule, label=f"{words}, faster s", colour=colour, dash="-.",
+        in_words=f"{words} with s and b at ten times the rate",
+        settings={"optim.scale_lr": 10.0}, loses_less_than=(base,), seeds={},
+    )  # fmt: skip
+
+
 # The colours of the paper's are Okabe and Ito's, which survive the common colour blindnesses.
 CONFIGURATIONS: dict[str, Configuration] = {
     "a": Configuration(
@@ -119,6 +140,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
         rule="polylog", label="polylog", colour="#556B2F", dash="--",
         in_words="a model trained with polylog", loses_more_than=("b",),
     ),
+    "gain_2": _sharper(2.3, "#7B68EE"),
+    # The mean of (c)'s factor to T = 512.
+    "gain_5": _sharper(5.25, "#4B0082"),
+    "b_fast": _faster("b", "ssmax", "#FF4500"),
+    "d_fast": _faster("d", "ssmax_bias", "#1E90FF"),
+    "temperature_fast": _faster(CONTROL, "temperature", "#20B2AA"),
     "entropy_invariant": _at_test_time("entropy_invariant", "log n / log L", "#8A2BE2"),
     "clamp": _at_test_time("clamp", "Qwen log-n", "#B8860B", is_control=True),
     "llama4": _at_test_time("llama4", "Llama 4", "#708090"),

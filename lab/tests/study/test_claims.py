@@ -102,8 +102,7 @@ PRIMARY = {
     "C2": ["log n fits the learned p_n better than n does"],
     "C3": ["the z_max that softmax needs grows with every tenfold n to 100,000",
            "the z_max that SSMax needs never exceeds 1 + 1/s"],
-    "C4": ["in the last tenth of training (b)'s loss is below (a)'s, whose initial logit scale is "
-           "not tuned"],
+    "C4": ["in the last tenth of training (b)'s loss is below (a)'s"],
     "C5": ["from the training length T to 4T, at the unchanged RoPE base, (b) loses less than (a)",
            "from T to the RoPE limit, at the larger RoPE base, (b) loses less than (a)"],
     "C6": ["beyond the training length the needle retrieval accuracy of (b) is above that of (a)"],

@@ -1,5 +1,6 @@
 """A configuration is born valid: every bad one is refused with one line that helps."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from ssmax_lab import cli
 from ssmax_lab.configurations import CONFIGURATIONS
 from ssmax_lab.train.config import (
     TrainConfig,
+    flat,
     read_config_file,
     read_overrides,
 )
@@ -17,6 +19,7 @@ from ssmax_lab.train.recipes import (
     finetuning_of,
     paper,
     quick,
+    small,
 )
 
 # key, value, what the message must say
@@ -147,6 +150,15 @@ def test_every_configuration_lies_over_every_recipe(name):
         config = configured(make(), name)
         assert config.model.rule == ("softmax" if name == "f" else TRAINED[name].rule)
         assert config.switch.rule == ("ssmax" if name == "f" else "")
+        assert flat(config.to_dict()).items() >= TRAINED[name].settings.items()
+
+
+def test_sharper_softmax_and_faster_scales_change_that_alone():
+    base = small()
+    assert configured(base, "gain_2").model == dataclasses.replace(base.model, query_gain=2.3)
+    fast, usual = configured(base, "b_fast"), configured(base, "b")
+    assert fast == dataclasses.replace(usual, optim=fast.optim)
+    assert fast.optim == dataclasses.replace(usual.optim, scale_lr=10.0)
 
 
 def test_configuration_f_switches_for_the_last_eighth():

@@ -8,11 +8,11 @@ import sys
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 from small_llama import llama
 from transformers.models.ministral3 import modeling_ministral3 as ministral3
 
 import ssmax.hf
+from audit_page import write_first_qwen
 from ssmax import cli
 from ssmax.audit import audit, write_small
 from ssmax.audit.judging import Rows
@@ -226,36 +226,13 @@ def qwen(tmp_path, **changes):
         rms_norm_eps=1e-6, tie_word_embeddings=False,
     )  # fmt: skip
     twin = transformers.Qwen2ForCausalLM(config).eval()
-    weights = {}
     with torch.no_grad():
         twin.lm_head.weight.mul_(40)
         for layer in twin.model.layers:
             layer.self_attn.q_proj.weight.mul_(80)
             for part in "qkv":
                 getattr(layer.self_attn, f"{part}_proj").bias.normal_(std=0.1)
-    names = {
-        "model.embed_tokens.": "transformer.wte.", "model.norm.": "transformer.ln_f.",
-        "model.layers.": "transformer.h.", ".input_layernorm.": ".ln_1.",
-        ".post_attention_layernorm.": ".ln_2.", ".self_attn.o_proj.": ".attn.c_proj.",
-        ".mlp.up_proj.": ".mlp.w1.", ".mlp.gate_proj.": ".mlp.w2.",
-        ".mlp.down_proj.": ".mlp.c_proj.",
-    }  # fmt: skip
-    for name, tensor in twin.state_dict().items():
-        for ours, theirs in names.items():
-            name = name.replace(ours, theirs)
-        weights[name] = tensor.contiguous()
-    for name in [name for name in weights if ".self_attn.q_proj." in name]:
-        parts = [weights.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-        weights[name.replace("self_attn.q_proj", "attn.c_attn")] = torch.cat(parts)
-    save_file(weights, tmp_path / "model.safetensors")
-    values = {
-        "model_type": "qwen", "architectures": ["QWenLMHeadModel"], "vocab_size": 99,
-        "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "kv_channels": 16, "max_position_embeddings": 2048,
-        "layer_norm_epsilon": 1e-6, "rotary_emb_base": 10000, "no_bias": True,
-        "seq_length": 64, "use_logn_attn": True, "use_dynamic_ntk": False, **changes,
-    }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    write_first_qwen(twin, tmp_path, seq_length=64, **changes)
     return twin
 
 

@@ -20,7 +20,6 @@ BAD = [
     ("export texts out --to hf", "config.json"),
     ("export texts afile --to hf", "not an empty folder"),
     ("export texts out --to gguff", "gguff"),
-    ("export texts out --to hf --text nowhere", "there is no file nowhere"),
     ("export texts out --to hf --check-tokens 1", "--check-tokens"),
 ]
 

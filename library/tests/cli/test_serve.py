@@ -76,7 +76,7 @@ def served(folder, *options, key=None):
             yield process, lines, client
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
         process.stdout.close()
 
 
@@ -147,7 +147,7 @@ def check_ends(process, client):
     """Ctrl-C, and nothing is left."""
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
     assert "stopped" in process.stdout.read()
     with pytest.raises(openai.APIConnectionError):
         client.completions.create(model="x", prompt="x")
@@ -191,7 +191,7 @@ def test_sigterm_ends_the_engine_too(tmp_path):
     folder = write_model(tmp_path / "model", "ssmax")
     with served(folder, "--engine", "transformers") as (process, _, client):
         process.terminate()
-        assert process.wait(30) == 128 + signal.SIGTERM
+        assert process.wait(60) == 128 + signal.SIGTERM
         with pytest.raises(openai.APIConnectionError):
             client.completions.create(model="x", prompt="x")
 
@@ -286,3 +286,36 @@ def test_workers_that_outlive_their_engine_are_ended(model, tmp_path, capfd):
         while time.monotonic() < deadline:
             os.kill(worker, 0)
             time.sleep(0.1)
+
+
+STUBBORN = """
+import http.server, signal, sys
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+"""
+IMPATIENT = "from ssmax.cli import main, serve; serve.SECONDS_TO_STOP = 0.5; main()"
+
+
+def test_an_engine_that_does_not_stop_when_asked_is_ended(model, tmp_path):
+    """As one that waits for its clients; Ctrl-C still ends without a traceback."""
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{STUBBORN}")
+    python.chmod(0o755)
+    arguments = ["serve", str(model), "--port", str(free_port()), "--engine", f"vllm={python}"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    with process:
+        assert "/v1" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0 and "stopped" in out and "Traceback" not in err

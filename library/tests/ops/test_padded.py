@@ -38,3 +38,16 @@ def test_rows_with_padding_before_them_are_turned_in_values_and_gradients():
         strict=True,
     ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_compiled_call_asks_its_mask_nothing(monkeypatch):
+    """On a GPU, that is: nothing else gets as far."""
+    monkeypatch.setattr(AttentionInputs, "on_gpu", True)
+    q, keep = torch.randn(2, 1, 8, 4), torch.ones(2, 8, dtype=torch.bool)
+
+    def found(q, keep):
+        spec = mask_spec(8, 8, is_causal=True, key_padding_mask=keep)
+        return q if padded.padding_of(AttentionInputs(q, q, q, spec, None, 0.0)) is None else -q
+
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(found, fullgraph=True, backend="eager")(q, keep), q)

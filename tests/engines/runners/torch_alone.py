@@ -13,10 +13,9 @@ def main() -> None:
     torch.set_num_threads(1)
     program = torch.export.load(f"{job['folder']}/model.pt2")
     module = program.module()
-    inputs = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
-    past = [value for value in inputs if isinstance(value, torch.Tensor) and value.dim() == 4][
-        -len(_past_inputs(program)) :
-    ]
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    # After tokens and mask.
+    past = [values[name] for name in program.graph_signature.user_inputs[2:]]
 
     def empty(batch):
         return [torch.zeros(batch, x.shape[1], 0, x.shape[3], dtype=x.dtype) for x in past]
@@ -33,11 +32,6 @@ def main() -> None:
         ran_as="ExportedProgram",
         **found,
     )
-
-
-def _past_inputs(program):
-    """User inputs but the first two, tokens and mask."""
-    return list(program.graph_signature.user_inputs)[2:]
 
 
 if __name__ == "__main__":

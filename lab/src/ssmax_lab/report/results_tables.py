@@ -10,8 +10,9 @@ import numpy as np
 from ssmax.errors import UsageError
 from ssmax_lab.analysis.findings import Findings, read_findings
 from ssmax_lab.analysis.formulas import breaks_at
-from ssmax_lab.analysis.measures import mean_between, paired
-from ssmax_lab.analysis.statistics import EXACT, SECONDARY
+from ssmax_lab.analysis.measures import Item, differences, last_tenth, mean_between, paired
+from ssmax_lab.analysis.statistics import EXACT, SECONDARY, over_seeds
+from ssmax_lab.configurations import look
 from ssmax_lab.records import Comparison
 from ssmax_lab.report.results_figures import MORE_THAN_HELD, MORE_THAN_SOFTMAX
 from ssmax_lab.report.study_page import parameters
@@ -29,8 +30,7 @@ from ssmax_lab.report.tables import effect, markdown, said
 
 SHORT: dict[str, str] = {
     "log n fits the learned p_n better than n does": "R^2 of n less R^2 of log n, fitted to p_n",
-    "in the last tenth of training (b)'s loss is below (a)'s, whose initial logit scale is not "
-    "tuned": "training loss, last tenth, nats",
+    "in the last tenth of training (b)'s loss is below (a)'s": "training loss, last tenth, nats",
     "from the training length T to 4T, at the unchanged RoPE base, (b) loses less than (a)": (
         "loss from T to 4T, base unchanged, nats"
     ),
@@ -83,6 +83,7 @@ def tables(results: Mapping[str, Findings]) -> dict[str, str]:
         "headlines": headlines(results),
         "losses": losses(results),
         "retrieval": retrieval(results),
+        "scales": scales(results),
         "claims": claims(results),
         "computed": computed(results),
         "RoPE limit": rope_limits(results),
@@ -184,6 +185,41 @@ def retrieval(results: Mapping[str, Findings]) -> str:
             cells = [_short_effect(told.get(text)) for text in RETRIEVAL.values()]
             rows.append([_short_name(name), told[MORE_THAN_SOFTMAX["b"]].basis, *cells])
     return markdown(["study", "over", *RETRIEVAL], rows)
+
+
+def scales(results: Mapping[str, Findings]) -> str:
+    """Tabulate what configurations with settings of their own change, against (a)."""
+    header = ["less (a), nats", "training loss, last tenth", "T to 4T, base unchanged",
+              "T to the RoPE limit, larger base"]  # fmt: skip
+    rows = []
+    for findings in results.values():
+        if not any(look(name).settings for name in findings.curves) or not findings.rope_limit:
+            continue
+        length, limit = findings.train_length, round(findings.rope_limit)
+        less = (
+            differences(findings.curves, _less(last_tenth)),
+            differences(findings.same_theta_losses, _less(mean_between(length, 4 * length))),
+            differences(findings.position_losses, _less(mean_between(length, limit))),
+        )
+        rows += [
+            [look(name).label, *(_over_seeds(one.get(name)) for one in less)]
+            for name in findings.curves
+            if name != "a"
+        ]
+    return markdown(header, rows)
+
+
+def _less(value: Callable[[Item], float]) -> Callable[[Item, Item], float]:
+    return lambda base, own: value(own) - value(base)
+
+
+def _over_seeds(less: Sequence[float] | None) -> str:
+    if not less:
+        return "-"
+    found = over_seeds(less, [0.0] * len(less))
+    if found.low is None or found.high is None:
+        return f"{found.effect:+.3f}, {found.basis}"
+    return f"{found.effect:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
 def _by_text(findings: Findings) -> dict[str, Comparison]:

@@ -37,11 +37,12 @@ def configured(config: TrainConfig, name: str) -> TrainConfig:
     rule = trained[name].rule if name in trained else name
     is_late = name in trained and trained[name].applied == "last steps"
     # The old switch may go to this very rule: both change at once.
-    return dataclasses.replace(
+    changed = dataclasses.replace(
         config,
         model=dataclasses.replace(config.model, rule="softmax" if is_late else rule),
         switch=dataclasses.replace(config.switch, rule=rule if is_late else ""),
     )
+    return changed.with_overrides(trained[name].settings if name in trained else {})
 
 
 def paper() -> TrainConfig:

@@ -159,22 +159,15 @@ def _nearest(miss: Miss, declared: int, length: int) -> tuple[int | None, dict[i
 def _alike(miss: Miss, best: int, tried: dict[int | None, float], near: float) -> tuple[int, int]:
     """Find the first and the last n about the best one that come as near."""
     known = sorted(n for n in tried if n is not None)
-    index = known.index(best)
-    low = high = index
-    while low > 0 and tried[known[low - 1]] <= near:
-        low -= 1
-    while high + 1 < len(known) and tried[known[high + 1]] <= near:
-        high += 1
-    first, last = known[low], known[high]
-    outside = known[low - 1] if low > 0 else 0
-    while first - outside > 1:
-        middle = (first + outside) // 2
-        first, outside = (middle, outside) if miss(middle) <= near else (first, middle)
-    outside = known[high + 1] if high + 1 < len(known) else last + 1
-    while outside - last > 1:
-        middle = (last + outside) // 2
-        last, outside = (middle, outside) if miss(middle) <= near else (last, middle)
-    return first, last
+    farther = [0, *(n for n in known if tried[n] > near), known[-1] + 1]
+    edges = []
+    for outside in (max(n for n in farther if n < best), min(n for n in farther if n > best)):
+        inside = best
+        while abs(outside - inside) > 1:
+            middle = (inside + outside) // 2
+            inside, outside = (middle, outside) if miss(middle) <= near else (inside, middle)
+        edges.append(inside)
+    return edges[0], edges[1]
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

@@ -12,6 +12,21 @@ from ssmax.hf.written_config import KEY
 from ssmax.ops.scale import clamp_factor, llama4_factor, ministral3_factor
 
 
+def leave_out_scale(model: Any) -> None:
+    """Make the families that Transformers scales by itself leave that out."""
+    for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False
+        rope = getattr(getattr(module, "config", None), "rope_parameters", None)
+        if isinstance(rope, dict) and "llama_4_scaling_beta" in rope:
+            rope["llama_4_scaling_beta"] = 0.0
+        if type(module).__name__ == "BeamAttention":
+            module.register_forward_pre_hook(
+                lambda _, arguments, options: (arguments, {**options, "attention_scaling": None}),
+                with_kwargs=True,
+            )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
     """What a config declares: the factor of the query that sees n keys, n - 1 its position."""
@@ -25,7 +40,7 @@ class Scale:
     """Computes an attention layer's factor, (queries,) or (heads, queries), from n (queries,)."""
     applies: Callable[[Any], bool] = lambda module: True
     """True for the attention layers that are scaled."""
-    switch_off: Callable[[Any], None] = lambda model: None
+    switch_off: Callable[[Any], None] = leave_out_scale
     """Makes a model of Transformers leave out the scale that it applies by itself."""
 
 
@@ -92,18 +107,11 @@ def _steps_of_positions(text: dict[str, Any]) -> Scale | None:
     if not length:
         raise UsageError(f"this config has {where} and no original_max_position_embeddings")
 
-    def switch_off(model: Any) -> None:
-        for module in model.modules():
-            rope = getattr(getattr(module, "config", None), "rope_parameters", None)
-            if isinstance(rope, dict) and "llama_4_scaling_beta" in rope:
-                rope["llama_4_scaling_beta"] = 0.0
-
     return Scale(
         where=" and ".join(found),
         formula=f"1 + {beta:g} log(1 + floor((n - 1) / {length}))",
         begins=int(length),
         factor=lambda module, n: ministral3_factor(n, float(beta), int(length)),
-        switch_off=switch_off,
     )
 
 
@@ -123,18 +131,12 @@ def _llama4(text: dict[str, Any]) -> Scale | None:
     beta, length = text.get("attn_scale", 0.1), int(text.get("floor_scale", 8192))
     _check_beta("attn_scale", beta)
 
-    def switch_off(model: Any) -> None:
-        for module in model.modules():
-            if hasattr(module, "attn_temperature_tuning"):
-                module.attn_temperature_tuning = False
-
     return Scale(
         where="attn_temperature_tuning",
         formula=f"1 + {beta:g} log(1 + floor(n / {length})) in layers without rotation",
         begins=length - 1,
         factor=lambda module, n: llama4_factor(n, float(beta), length),
         applies=lambda module: not getattr(module, "use_rope", False),
-        switch_off=switch_off,
     )
 
 
@@ -147,21 +149,12 @@ def _beam(text: dict[str, Any]) -> Scale | None:
         config = module.config
         return config.rope_parameters[config.layer_types[module.layer_idx]] is None
 
-    def leave_out(module: Any, arguments: Any, options: dict[str, Any]) -> Any:
-        return arguments, {**options, "attention_scaling": None}
-
-    def switch_off(model: Any) -> None:
-        for module in model.modules():
-            if type(module).__name__ == "BeamAttention":
-                module.register_forward_pre_hook(leave_out, with_kwargs=True)
-
     return Scale(
         where="model_type",
         formula="(1 + n / 2048)^0.1 in layers without rotation",
         begins=1,
         factor=lambda module, n: (1.0 + n.float() / 2048).pow(0.1),
         applies=applies,
-        switch_off=switch_off,
     )
 
 

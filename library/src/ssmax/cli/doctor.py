@@ -56,10 +56,8 @@ def examine() -> Iterator[Check]:
 def _python() -> Iterator[Check]:
     version, system = platform.python_version(), platform.system()
     yield _versioned("python", version, f"{version}, {platform.machine()}")
-    if system == "Linux":
-        yield Check("system", "fine", system)
-    else:
-        yield Check("system", "untested", f"{system}: the tests ran on Linux alone")
+    state = "fine" if system == "Linux" else "untested"
+    yield Check("system", state, system, "" if state == "fine" else "the tests ran on Linux alone")
     yield Check("ssmax", "fine", importlib.metadata.version("ssmax"))
 
 
@@ -83,16 +81,14 @@ def _device() -> Iterator[Check]:
     elif not torch.cuda.is_available():
         advice = "everything runs on the CPU; the presets small, gpu and paper are made for a GPU"
         yield Check("gpu", "missing", "none that torch can use", advice)
-    else:
-        for index in range(torch.cuda.device_count()):
-            about = torch.cuda.get_device_properties(index)
-            found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
-            if torch.version.hip is None:
-                yield Check(f"gpu {index}", "fine", found)
-            else:
-                found += "; the kernels ran on NVIDIA alone"
-                advice = "ssmax_attention(backend='math') is torch's own operators"
-                yield Check(f"gpu {index}", "untested", found, advice)
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        found = f"{about.name}, {about.total_memory / 2**30:.0f} GiB"
+        if torch.version.hip is None:
+            yield Check(f"gpu {index}", "fine", found)
+        else:
+            advice = "the kernels ran on NVIDIA alone; backend='math' is torch's own operators"
+            yield Check(f"gpu {index}", "untested", found, advice)
 
 
 def _kernels() -> Iterator[Check]:
@@ -100,17 +96,15 @@ def _kernels() -> Iterator[Check]:
 
     # By its module: builds for ROCm have another name.
     if importlib.util.find_spec("triton") is None:
-        found = "not installed: the fused kernels have their reference implementations instead"
         on_linux = platform.system() == "Linux"
         advice = how_to("ssmax[triton]") if on_linux else "there is none for this system"
-        yield Check("triton", "missing", found, advice)
+        yield Check("triton", "missing", "the reference implementations run instead", advice)
         return
     import triton
 
     version = triton.__version__
     if not torch.cuda.is_available():
-        found = f"{version}; its kernels need a GPU, the reference implementations run here"
-        yield Check("triton", "fine", found)
+        yield _versioned("triton", version, f"{version}; its kernels need a GPU")
         return
     from ssmax import rope_scale, rope_tables
 
@@ -120,10 +114,8 @@ def _kernels() -> Iterator[Check]:
     fused, plain = (rope_scale(q, k, *tables, factor, impl=i)[0] for i in ("triton", "reference"))
     error = (fused - plain).abs().max().item()
     found = f"{version}; rope_scale agrees with its reference to {error:.0e}"
-    if error < 1e-5:
-        yield _versioned("triton", version, found)
-    else:
-        yield Check("triton", "broken", found)
+    check = _versioned("triton", version, found)
+    yield check if error < 1e-5 else dataclasses.replace(check, state="broken")
 
 
 def _transformers() -> Iterator[Check]:
@@ -151,12 +143,11 @@ def _versioned(
 
 def _compiler() -> Iterator[Check]:
     words = shlex.split(os.environ.get("CXX", "")) or ["c++"]
-    path = shutil.which(words[0])
-    if path is None:
+    if path := shutil.which(words[0]):
+        yield Check("compiler", "fine", path)
+    else:
         found = "no C++ compiler: torch.compile cannot make code for the CPU"
         yield Check("compiler", "missing", found, "install g++ or clang++")
-    else:
-        yield Check("compiler", "fine", path)
 
 
 def _extras() -> Iterator[Check]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ssmax.export.exporting import Exported
 
 _logger = logging.getLogger(__name__)
-# A head start for what is not one token a character.
-_CHARACTERS_PER_TOKEN = 8
 
 
 def export(
@@ -38,9 +36,6 @@ def export(
     check_tokens: Annotated[
         int, typer.Option(min=2, help="Number of tokens to compare with the source on.")
     ] = 20_000,
-    text: Annotated[
-        Path | None, typer.Option(help="Text to compare on; by default Python's own sources.")
-    ] = None,
     json_: Json = False,
 ) -> None:
     """Write a model in a form that other engines run, and check it."""
@@ -48,16 +43,12 @@ def export(
     from ssmax.hf.written_config import KEY
 
     check_choice(out, to, weights, fit)
-    if text is not None and not text.is_file():
-        raise UsageError(f"there is no file {text}")
     if KEY not in check_exportable(model):
         raise UsageError(f"{model} is not converted; ssmax convert {model} OUT does that")
     has_tokenizer = (model / TOKENIZER).is_file()
-    if text is not None and not has_tokenizer:
-        raise UsageError("--text needs a tokenizer, and none came with this model")
     from ssmax.export.exporting import export
 
-    prompt = _prompt(model, text, check_tokens) if has_tokenizer else check_tokens
+    prompt = _prompt(model, check_tokens) if has_tokenizer else check_tokens
     _logger.info(f"writing {to}")
     show = functools.partial(log_progress, _logger, "checked token")
     done = export(model, out, to=to, weights=weights, fit=fit, prompt=prompt, progress=show)
@@ -68,34 +59,18 @@ def export(
         print(_told(done, is_text=has_tokenizer))
 
 
-def _prompt(source: Path, text: Path | None, length: int) -> list[int]:
-    """Take the first tokens of a text, by default of Python's own sources."""
+def _prompt(source: Path, length: int) -> list[int]:
+    """Take the first tokens of Python's own sources."""
     from ssmax.hf.inputs import own_tokenizer
 
     tokenizer = own_tokenizer(source)
-    paths = [text] if text is not None else sorted(Path(os.__file__).parent.glob("*.py"))
     tokens: list[int] = []
-    for path in paths:
-        written = _read(path)[: length * _CHARACTERS_PER_TOKEN]
-        tokens += tokenizer.encode(written, add_special_tokens=False, verbose=False)
+    for path in sorted(Path(os.__file__).parent.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        tokens += tokenizer.encode(text, add_special_tokens=False, verbose=False)
         if len(tokens) >= length:
             break
-    if len(tokens) < 2:
-        raise UsageError(
-            f"--text must hold at least 2 tokens to compare on, {text} holds {len(tokens)}; "
-            "give a longer one"
-        )
-    if len(tokens) < length:
-        _logger.warning(f"the text ends after {len(tokens):,} tokens")
     return tokens[:length]
-
-
-def _read(text: Path) -> str:
-    try:
-        return text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"--text must be a file of text, {text} cannot be read: {why}") from None
 
 
 def _told(done: "Exported", *, is_text: bool) -> str:

@@ -8,13 +8,12 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -38,50 +37,6 @@ SERVERS: dict[str, Engine] = {
     ),
 }
 """The best first."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Server:
-    """One that was chosen, and what it is to serve."""
-
-    engine: str
-    python: str
-    folder: Path
-    needs_code: bool
-    """True where the model comes with a file of code, which is this package's own."""
-    port: int
-    dtype: str
-    key: str | None
-    options: tuple[str, ...]
-
-    @property
-    def address(self) -> str:
-        """Where it answers."""
-        return f"http://{HOST}:{self.port}"
-
-    def command(self) -> list[str]:
-        """Make the command line that starts it."""
-        name, code = self.folder.name, ["--trust-remote-code"] if self.needs_code else []
-        if self.engine == "transformers":
-            start = ["transformers.cli.transformers", "serve", name]
-        else:
-            # The command `vllm serve` asks for the metadata of a package called vllm, which builds
-            # of others do not have; its module is the same server.
-            start = ["vllm.entrypoints.openai.api_server", "--model", str(self.folder)]
-            start += ["--served-model-name", name]
-            # Beside this package vLLM has its plugin, and classes of its own for most families.
-            if self.needs_code and self.python != sys.executable:
-                code += ["--model-impl", "transformers"]
-        shared = ["--host", HOST, "--port", str(self.port), "--dtype", self.dtype]
-        return [self.python, "-m", *start, *shared, *code, *self.options]
-
-    def environment(self) -> dict[str, str]:
-        """Make its environment: a key is in there, since others can read command lines."""
-        # It is started where the folder is, whose other files must not be taken for packages.
-        added = {"PYTHONSAFEPATH": "1"}
-        if self.key is not None:
-            added["VLLM_API_KEY"] = self.key
-        return {**os.environ, **added}
 
 
 def serve(
@@ -122,13 +77,13 @@ def serve(
     with ending_by_exception(), tempfile.TemporaryDirectory(prefix="ssmax-serve-") as scratch:
         try:
             folder, needs_code = _servable(model.resolve(), Path(scratch))
-            server = Server(
-                engine=name, python=python, folder=folder, needs_code=needs_code, port=port,
-                dtype=dtype, key=api_key, options=tuple(options or ()),
-            )  # fmt: skip
-            with _started(server) as process:
-                _wait_until_it_answers(server, process)
-                print(_told(server), flush=True)
+            flags = ["--host", HOST, "--port", str(port), "--dtype", dtype]
+            flags += ["--trust-remote-code"] if needs_code else []
+            command = [python, "-m", *_program(name, folder), *flags, *(options or ())]
+            address = f"http://{HOST}:{port}"
+            with _started(command, folder, api_key) as process:
+                _wait_until_it_answers(name, address, process)
+                print(_told(name, address, folder, api_key), flush=True)
                 code = process.wait()
         except KeyboardInterrupt:
             # The way to end it.
@@ -202,21 +157,37 @@ def _servable(model: Path, scratch: Path) -> tuple[Path, bool]:
     return folder, done.to == "hf"
 
 
+def _program(engine: str, folder: Path) -> list[str]:
+    """Name an engine's module and the model that it is to serve."""
+    if engine == "transformers":
+        return ["transformers.cli.transformers", "serve", folder.name]
+    # The command `vllm serve` asks for the metadata of a package called vllm, which builds of
+    # others do not have; its module is the same server.
+    module = "vllm.entrypoints.openai.api_server"
+    return [module, "--model", str(folder), "--served-model-name", folder.name]
+
+
 @contextmanager
-def _started(server: Server) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    command: list[str], folder: Path, key: str | None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run the engine in a process group of its own, which Ctrl-C reaches through us alone."""
-    command = server.command()
     _logger.info(shlex.join(command))
+    # It is started where the folder is, whose other files must not be taken for packages.
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    if key is not None:
+        # Not as an option: others can read command lines.
+        environment["VLLM_API_KEY"] = key
     process = subprocess.Popen(
-        command, stdout=2, env=server.environment(), cwd=server.folder.parent,
-        start_new_session=True,
-    )  # fmt: skip
+        command, stdout=2, env=environment, cwd=folder.parent, start_new_session=True
+    )
     try:
         yield process
     finally:
         process.terminate()
         try:
-            process.wait(SECONDS_TO_STOP)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_STOP)
         finally:
             # Its workers too, and itself where somebody still reads its answers.
             with suppress(ProcessLookupError, PermissionError):
@@ -224,24 +195,24 @@ def _started(server: Server) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
-def _wait_until_it_answers(server: Server, process: "subprocess.Popen[bytes]") -> None:
+def _wait_until_it_answers(engine: str, address: str, process: "subprocess.Popen[bytes]") -> None:
     # No proxy stands between this machine and itself.
     ask = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
     while process.poll() is None:
-        with suppress(OSError), ask(f"{server.address}/health", timeout=5.0):
+        with suppress(OSError), ask(f"{address}/health", timeout=5.0):
             return
         time.sleep(0.2)
     raise MachineError(
-        f"{server.engine} ended with exit code {process.returncode} before it answered; its last "
-        "lines say why"
+        f"{engine} ended with exit code {process.returncode} before it answered; its last lines "
+        "say why"
     )
 
 
-def _told(server: Server) -> str:
-    body = {"model": server.folder.name, "prompt": "Once upon a time", "max_tokens": 20}
-    key = "" if server.key is None else ' -H "Authorization: Bearer $SSMAX_API_KEY"'
+def _told(engine: str, address: str, folder: Path, key: str | None) -> str:
+    body = {"model": folder.name, "prompt": "Once upon a time", "max_tokens": 20}
+    header = "" if key is None else ' -H "Authorization: Bearer $SSMAX_API_KEY"'
     return (
-        f"{server.engine} serves {server.folder.name} at {server.address}/v1; Ctrl-C ends it\n"
-        f"curl {server.address}/v1/completions -H 'Content-Type: application/json'{key} "
+        f"{engine} serves {folder.name} at {address}/v1; Ctrl-C ends it\n"
+        f"curl {address}/v1/completions -H 'Content-Type: application/json'{header} "
         f"-d {shlex.quote(json.dumps(body))}"
     )

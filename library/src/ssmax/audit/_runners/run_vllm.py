@@ -14,12 +14,10 @@ from vllm import LLM, SamplingParams, __version__
 def main() -> None:
     """Run the job."""
     job = rows.read_job()
-    options = {"dtype": "float32", "skip_tokenizer_init": True, "enforce_eager": True}
-    if job["max_length"] is not None:
-        options["max_model_len"] = job["max_length"]
-    if job["is_our_code"]:
-        options |= {"model_impl": "transformers", "trust_remote_code": True}
-    engine = LLM(model=job["folder"], **options)
+    engine = LLM(
+        model=job["folder"], dtype="float32", max_model_len=job["max_length"],
+        trust_remote_code=job["is_our_code"], skip_tokenizer_init=True, enforce_eager=True,
+    )  # fmt: skip
     one = SamplingParams(
         temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=rows.LIKELIEST
     )

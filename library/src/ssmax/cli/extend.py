@@ -13,7 +13,7 @@ import typer
 from ssmax.cli.options import Adapter, Json, Model, Out
 from ssmax.errors import UsageError
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def extend(
@@ -62,7 +62,7 @@ def extend(
     done = ssmax.hf.extend(extended, to, **choice)
     lack = memory_shortfall(extended, to, select_device(None))
     if lack is not None:
-        logger.warning(f"{lack}; it is written all the same, for a machine with more")
+        _logger.warning(f"{lack}; it is written all the same, for a machine with more")
     has_scale = Conversion.of(extended) is not None
     if adapter and not has_scale:
         raise UsageError(

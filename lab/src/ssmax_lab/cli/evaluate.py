@@ -335,7 +335,9 @@ def _extension(
     """Measure the loss up to the longest context, and needles in all of them."""
     from ssmax.hf.extension import memory_shortfall
 
-    lack = memory_shortfall(getattr(here.model, "model"), length[-1], here.device)  # noqa: B009
+    # The one of Transformers inside.
+    model: Any = here.model
+    lack = memory_shortfall(model.model, length[-1], here.device)
     if lack is not None:
         raise UsageError(f"{lack}; give a shorter --length")
     # One needle at each depth, and none at either end.

@@ -120,8 +120,8 @@ class _ScaleBySSMax(torch.autograd.Function):
 
 
 # As Function.apply ends: before it that looks for transforms, which `is_eager` has ruled out.
-_function: Any = super(torch.autograd.Function, _ScaleBySSMax)
-_scale_with_gradients = _function.apply
+# The super object gets no name: vLLM looks into the values of all modules, and fails at one.
+_scale_with_gradients: Any = super(torch.autograd.Function, _ScaleBySSMax).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _plain_backward(
